@@ -1,0 +1,67 @@
+"""The ``toolkit`` command: a table of commands, each imported only when it runs."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from toolkit import __version__
+from toolkit.errors import ToolkitError
+
+# name: (module, one line for --help). A test freezes this table.
+COMMANDS = {
+    "plan": ("toolkit.cli.plan", "Rank training plans for a model and a cluster, and write the best one's files."),
+    "estimate": ("toolkit.cli.estimate", "Evaluate one strategy whose every degree is given."),
+    "emit": ("toolkit.cli.emit", "Write the configuration files and launch scripts of a plan.json."),
+    "launch": ("toolkit.cli.launch", "Plan a recipe for this cluster, write its files, and start or submit it."),
+    "models": ("toolkit.cli.models", "List models, or count the parameters of one."),
+    "accelerators": ("toolkit.cli.accelerators", "List accelerators with the source of their figures, or show one."),
+    "clusters": ("toolkit.cli.clusters", "List named clusters, or show one."),
+    "recipes": ("toolkit.cli.recipes", "List recipes, or show one."),
+}
+
+
+class LazyGroup(click.Group):
+    """Imports a command's module when that command is asked for, and never for ``--help``."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        """Names in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        """The command object ``command`` of the module in the table."""
+        if name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(COMMANDS[name][0]).command
+        return command
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """The help table, from the one-liners: nothing is imported."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="toolkit")
+def group() -> None:
+    """Plan, emit and run distributed training with DeepSpeed, FSDP and Megatron.
+
+    Start with:  toolkit plan --params 7B --gpus 64
+    """
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line; problems go to stderr as sentences, with exit code 2 (input) or 1 (nothing fits)."""
+    try:
+        group.main(args=argv, prog_name="toolkit", standalone_mode=True)
+    except ToolkitError as error:
+        for problem in error.problems:
+            click.echo(f"error: {problem.message}", err=True)
+            if problem.remedy:
+                click.echo(f"  {problem.remedy}", err=True)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader went away (| head): not an error of ours
+        sys.exit(0)

@@ -1,0 +1,92 @@
+"""Accelerator, Link, Site and ClusterSpec: the machines that a plan runs on, in SI units."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Accelerator(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One device as the scheduler and the framework see it (one GCD of an MI250X, not the package).
+
+    ``memory_bytes`` is what the driver lets a process use, not the marketed size.
+    ``peak_flop_per_second`` holds dense peaks by dtype (bf16, fp16, fp8, tf32, fp32).
+    ``achievable_flop_per_second`` holds the best matrix product ever measured, where someone did.
+    """
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    vendor: str = "NVIDIA"
+    architecture: str = ""  # volta, ampere, ada, hopper, blackwell, cdna3, cpu ...
+    memory_bytes: float
+    memory_bandwidth_bytes_per_second: float
+    peak_flop_per_second: dict[str, float]
+    achievable_flop_per_second: dict[str, float] = {}
+    host_link_bytes_per_second: float = 0.0  # PCIe or C2C, one direction: used by offload
+    price_per_hour: float = 0.0
+    source: str
+    notes: str = ""
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A connection, described per GPU and per direction."""
+
+    name: str
+    bandwidth_bytes_per_second: float
+    latency_seconds: float
+    source: str = "assumed"
+
+
+class Site(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How this place wants its jobs: what goes into the sbatch header and around the command."""
+
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    constraint: str = ""
+    reservation: str = ""
+    time_limit: str = "24:00:00"
+    gpu_request: str = "gpus-per-node"  # gpus-per-node | gres | none (machines without GPUs)
+    gpu_type: str = ""  # --gres=gpu:TYPE:N
+    exclusive: bool = True
+    cpus_per_node: int = 0
+    memory_per_node: str = ""  # "0" asks for all of it
+    max_gpus_per_node: int = 0  # what a job may have of one node; 0 means all
+    modules: tuple[str, ...] = ()
+    container_runtime: str = "none"  # none | pyxis | apptainer
+    container_image: str = ""
+    container_mounts: tuple[str, ...] = ()
+    setup_command: str = ""  # e.g. "source /path/to/venv/bin/activate", run on the batch host and inherited
+    environment: dict[str, str] = {}
+    network_interface: str = ""  # NCCL_SOCKET_IFNAME / GLOO_SOCKET_IFNAME
+
+
+class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``nodes`` equal nodes of ``gpus_per_node`` equal accelerators.
+
+    ``fast_domain_gpus`` is how many GPUs the fast (intra-node class) link joins: usually
+    ``gpus_per_node``; 72 on an NVL72 rack whose schedulable nodes hold 4.
+    """
+
+    name: str
+    accelerator: Accelerator
+    nodes: int = 1
+    gpus_per_node: int = 8
+    fast_domain_gpus: int = 0
+    intra_node: Link
+    inter_node: Link
+    host_memory_bytes: float = 0.0
+    host_cores: int = 0
+    storage_bandwidth_bytes_per_second: float = 0.0
+    site: Site = msgspec.field(default_factory=Site)
+    source: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def num_gpus(self) -> int:
+        """All accelerators of the request."""
+        return self.nodes * self.gpus_per_node
+
+    @property
+    def fast_domain(self) -> int:
+        """GPUs that reach each other over the intra-node link."""
+        return self.fast_domain_gpus or self.gpus_per_node

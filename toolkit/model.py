@@ -1,0 +1,95 @@
+"""ModelSpec: the shape of a transformer, in the names of Hugging Face ``config.json``."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that parameter, FLOP and memory formulas need to know about a model.
+
+    Counts are bare numbers; widths are in elements. ``mixers`` and ``mlps`` are empty for a uniform
+    stack; otherwise one letter per layer: ``A`` attention, ``M`` state-space mixer, ``-`` nothing;
+    and ``D`` dense MLP, ``E`` routed experts, ``-`` nothing.
+    """
+
+    name: str
+    source: str = ""
+    model_type: str = "llama"
+
+    num_hidden_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position_embeddings: int = 0
+    tie_word_embeddings: bool = False
+    sliding_window: int = 0
+    sliding_window_layers: int = 0  # how many layers use the window; 0 with a window means all
+
+    gated_mlp: bool = True
+    attention_bias: bool = False  # on the query, key and value projections
+    attention_output_bias: bool = False
+    mlp_bias: bool = False
+    lm_head_bias: bool = False
+    norm_bias: bool = False  # LayerNorm has one, RMSNorm has not
+    norms_per_layer: int = 2
+    qk_norm: str = "none"  # none | head (head_dim wide, shared by heads) | full (over the whole width)
+    learned_positions: int = 0  # rows of a learned position table
+    embedding_norm: bool = False
+    final_norm: bool = True
+
+    # mixture of experts: 0 experts is a dense model
+    num_experts: int = 0
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int = 0
+    num_shared_experts: int = 0
+    shared_expert_intermediate_size: int = 0  # width of all shared experts together
+    shared_expert_gate: bool = False
+    router_bias: bool = False
+    expert_bias: bool = False
+
+    # multi-head latent attention: kv_lora_rank 0 is ordinary attention
+    q_lora_rank: int = 0
+    kv_lora_rank: int = 0
+    qk_nope_head_dim: int = 0
+    qk_rope_head_dim: int = 0
+    v_head_dim: int = 0
+
+    # state-space mixers
+    state_size: int = 0
+    conv_kernel: int = 0
+    mamba_intermediate_size: int = 0
+    time_step_rank: int = 0
+    mamba_num_heads: int = 0
+    mamba_groups: int = 0
+
+    mixers: str = ""
+    mlps: str = ""
+
+    # parts beside the language stack (vision tower, projector ...), counted whole on every rank
+    other_parameters: dict[str, int] = {}
+
+    notes: tuple[str, ...] = ()  # assumptions made while reading the model: always shown
+
+    @property
+    def is_moe(self) -> bool:
+        """Whether any layer routes tokens to experts."""
+        return self.num_experts > 0
+
+    @property
+    def is_mla(self) -> bool:
+        """Whether attention is multi-head latent attention."""
+        return self.kv_lora_rank > 0
+
+    @property
+    def layer_mixers(self) -> str:
+        """One letter per layer for its token mixer."""
+        return self.mixers or "A" * self.num_hidden_layers
+
+    @property
+    def layer_mlps(self) -> str:
+        """One letter per layer for its MLP."""
+        return self.mlps or ("E" if self.is_moe else "D") * self.num_hidden_layers

@@ -1,0 +1,33 @@
+"""RunRecord and StepRecord: the telemetry that both training programs write (run.json, steps.jsonl)."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One start of a run: what ran, where, with which versions."""
+
+    schema: int = 1
+    name: str
+    plan_sha256: str
+    started_at: str  # ISO 8601, UTC
+    world_size: int
+    versions: dict[str, str]
+    hostname: str = ""
+    slurm_job_id: str = ""
+    restart_count: int = 0
+    device: str = ""
+
+
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One optimizer step, all ranks together."""
+
+    step: int
+    seconds: float
+    tokens: int
+    loss: float
+    learning_rate: float
+    gradient_norm: float | None = None
+    peak_memory_bytes: int | None = None
+    samples_seen: int = 0

@@ -1,0 +1,41 @@
+"""Workload and Precision: what is trained, and how many bytes each value takes."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Precision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Bytes per parameter of each kind of state: replaces every magic 16, 18 and 20."""
+
+    parameters: float = 2.0
+    gradients: float = 2.0
+    master: float = 4.0
+    optimizer_states: float = 8.0
+
+    @property
+    def total(self) -> float:
+        """All states together, in bytes per parameter."""
+        return self.parameters + self.gradients + self.master + self.optimizer_states
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One optimizer step handles ``global_batch_size`` sequences of ``sequence_length`` tokens."""
+
+    sequence_length: int = 4096  # tokens
+    global_batch_size: int = 256  # sequences
+    total_tokens: float = 0.0
+    method: str = "full"  # full | lora | qlora
+    optimizer: str = "adamw"  # adamw | adamw_8bit | sgd | muon
+    precision: str = "bf16"  # bf16 | fp16 | fp32 | fp8
+    lora_rank: int = 16
+    lora_targets: str = "all-linear"  # all-linear | attention
+    attention: str = "flash"  # flash (never stores the score matrix) | eager
+    fused_cross_entropy: bool = False  # true: logits are never whole in memory
+    gradient_accumulation_dtype: str = "default"  # default (the framework's own) | bf16 | fp32
+    dropout: bool = False
+
+    @property
+    def global_batch_tokens(self) -> int:
+        """Tokens per optimizer step."""
+        return self.global_batch_size * self.sequence_length
