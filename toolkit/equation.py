@@ -70,6 +70,11 @@ def equation(anchor: str, text: str) -> Callable[[Function], Function]:
     return mark
 
 
+def tracing() -> bool:
+    """Whether steps are being collected: a cached result must then be evaluated again."""
+    return _steps is not None
+
+
 @contextmanager
 def trace() -> Iterator[list[Step]]:
     """Collect the steps of every equation evaluated inside the block, outer ones before inner ones."""

@@ -9,8 +9,17 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Everything that parameter, FLOP and memory formulas need to know about a model.
 
     Counts are bare numbers; widths are in elements. ``mixers`` and ``mlps`` are empty for a uniform
-    stack; otherwise one letter per layer: ``A`` attention, ``M`` state-space mixer, ``-`` nothing;
-    and ``D`` dense MLP, ``E`` routed experts, ``-`` nothing.
+    stack; otherwise one letter per layer.
+
+    ======  =======================================================================================
+    mixer   ``A`` attention, ``M`` state space (Mamba-2 when ``mamba_num_heads`` is set, else Mamba),
+            ``B`` attention and state space side by side, ``L`` gated delta rule (linear attention),
+            ``C`` gated short convolution, ``-`` none
+    MLP     ``D`` dense, ``E`` routed experts (with the shared ones), ``-`` none
+    ======  =======================================================================================
+
+    A layer that these fields cannot describe is counted once by whoever reads the model and put into
+    ``counted_layers``; the formulas then take those rows as they are.
     """
 
     name: str
@@ -37,7 +46,13 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     norm_bias: bool = False  # LayerNorm has one, RMSNorm has not
     norms_per_layer: int = 2
     qk_norm: str = "none"  # none | head (head_dim wide, shared by heads) | full (over the whole width)
+    qk_norm_bias: bool = False
+    attention_output_gate: bool = False  # the query projection also makes a gate as wide as the queries
+    attention_sinks: bool = False  # one learned logit per head
+    fused_qkv: bool = False  # query, key and value are one matrix in the Hugging Face layout
+    fused_gate_up: bool = False  # so are gate and up
     learned_positions: int = 0  # rows of a learned position table
+    embedding_size: int = 0  # width of the embedding where it is projected to hidden_size; 0: the same
     embedding_norm: bool = False
     final_norm: bool = True
 
@@ -65,12 +80,26 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     time_step_rank: int = 0
     mamba_num_heads: int = 0
     mamba_groups: int = 0
+    mamba_conv_bias: bool = True
+    mamba_proj_bias: bool = False
+    mamba_gated_norm: bool = True  # Mamba-2 only: a norm over mamba_intermediate_size
+    mamba_inner_norms: bool = False  # norms on time step, B and C (Jamba)
+
+    # gated delta rule; conv_kernel above is shared
+    linear_num_key_heads: int = 0
+    linear_num_value_heads: int = 0
+    linear_key_head_dim: int = 0
+    linear_value_head_dim: int = 0
 
     mixers: str = ""
     mlps: str = ""
 
     # parts beside the language stack (vision tower, projector ...), counted whole on every rank
     other_parameters: dict[str, int] = {}
+    # parameters of every layer that no field above describes, whole on every tensor-parallel rank
+    other_layer_parameters: int = 0
+    # per layer (sharded, replicated, routed_experts, routed_experts_active); empty: from the fields above
+    counted_layers: tuple[tuple[int, int, int, int], ...] = ()
 
     notes: tuple[str, ...] = ()  # assumptions made while reading the model: always shown
 
