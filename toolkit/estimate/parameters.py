@@ -15,7 +15,6 @@ from toolkit.estimate import layer_parameters as leaf
 from toolkit.estimate.matrices import lora_parameters, matrices
 from toolkit.model import ModelSpec
 
-
 __all__ = ["LayerParameters", "ModelParameters", "count_parameters", "lora_parameters"]
 
 
