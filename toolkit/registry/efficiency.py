@@ -1,0 +1,101 @@
+"""Efficiency curves of data/efficiency: how much of a data sheet real kernels and collectives reach.
+
+Each row states its source and whether it was fitted or assumed. An architecture or fabric without a row takes
+the row ``other``, which is marked assumed: :func:`assumptions` tells, so that a plan can say so.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from toolkit.cluster import Accelerator, ClusterSpec, Link
+
+DATA = Path(__file__).parent.parent / "data" / "efficiency"
+
+
+class MatmulCurve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Largest fraction of the dense peak that matrix products reach, and the cost of starting one."""
+
+    max_fraction: float
+    launch_seconds: float
+    status: str
+    source: str
+
+
+class AttentionCurve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Fraction of the dense peak that fused attention reaches, as a curve over the sequence length."""
+
+    max_fraction: float
+    backward_ratio: float
+    half_sequence: float
+    status: str
+    source: str
+
+
+class FabricCurve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Fraction of a link's bandwidth that collectives reach, and their latency."""
+
+    words: tuple[str, ...]
+    ring_fraction: float
+    all_reduce_fraction: float
+    all_to_all_fraction: float
+    start_seconds: float
+    hop_seconds: float
+    mesh: bool
+    status: str
+    source: str
+
+
+@lru_cache(maxsize=3)
+def _load(name: str) -> dict[str, dict[str, Any]]:
+    import tomllib
+
+    with (DATA / f"{name}.toml").open("rb") as file:
+        return tomllib.load(file)
+
+
+def _of_architecture(name: str, accelerator: Accelerator) -> dict[str, Any]:
+    rows = _load(name)
+    architecture = accelerator.architecture.lower()
+    if architecture in rows:
+        return rows[architecture]
+    kin = [row for row in rows if architecture.startswith(row)]  # gaudi3 -> gaudi
+    return rows[kin[0] if kin else "other"]
+
+
+def matmul_curve(accelerator: Accelerator) -> MatmulCurve:
+    """The row of the accelerator's architecture in matmul.toml, or the assumed row ``other``."""
+    return msgspec.convert(_of_architecture("matmul", accelerator), MatmulCurve)
+
+
+def attention_curve(accelerator: Accelerator) -> AttentionCurve:
+    """The row of the accelerator's architecture in attention.toml, or the assumed row ``other``."""
+    return msgspec.convert(_of_architecture("attention", accelerator), AttentionCurve)
+
+
+def fabric_curve(link: Link) -> FabricCurve:
+    """The first row of fabric.toml one of whose words is in the link's name, or the assumed row ``other``."""
+    rows = _load("fabric")
+    name = link.name.lower().replace("_", " ")
+    for row in rows.values():
+        if any(word in name for word in row["words"]):
+            return msgspec.convert(row, FabricCurve)
+    return msgspec.convert(rows["other"], FabricCurve)
+
+
+def assumptions(cluster: ClusterSpec) -> tuple[str, ...]:
+    """One sentence for each curve of this cluster that nobody measured."""
+    accelerator = cluster.accelerator
+    found = []
+    if not accelerator.achievable_flop_per_second and matmul_curve(accelerator).status == "assumed":
+        found.append(f"matrix product efficiency of {accelerator.name} is assumed")
+    if attention_curve(accelerator).status == "assumed":
+        found.append(f"attention efficiency of {accelerator.name} is assumed")
+    for link in (cluster.intra_node, cluster.inter_node):
+        if fabric_curve(link).status == "assumed":
+            found.append(f"collective efficiency of {link.name} is assumed")
+    return tuple(dict.fromkeys(found))

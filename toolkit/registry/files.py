@@ -1,0 +1,122 @@
+"""Entries of ``data/<kind>/*.toml`` by name: the user's folder first, with did-you-mean.
+
+A file holds one entry (then it has a top-level ``name``) or one table per entry (then the table's key is the
+name). ``aliases = [...]`` gives an entry more names. Names compare without case, and blanks and underscores
+count as hyphens. The user's folder is ``$TOOLKIT_DATA``, else ``~/.config/toolkit``; it has the same
+sub-folders, and an entry there hides a shipped one of the same name.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from toolkit.errors import Problems, ToolkitError
+
+SHIPPED = Path(__file__).parent.parent / "data"
+
+
+class Entry(NamedTuple):
+    """One entry as it was written; ``path`` is the file that it comes from."""
+
+    name: str
+    values: dict[str, Any]
+    path: Path
+
+
+def user_folder() -> Path:
+    """Where the user keeps their own entries: ``$TOOLKIT_DATA`` or ``~/.config/toolkit``."""
+    chosen = os.environ.get("TOOLKIT_DATA")
+    return Path(chosen) if chosen else Path("~/.config/toolkit").expanduser()
+
+
+def normal(name: str) -> str:
+    """The form in which names are compared."""
+    return re.sub(r"[\s_]+", "-", name.strip()).casefold()
+
+
+def entries(kind: str) -> dict[str, Entry]:
+    """Every entry of a kind by its normal name, aliases left out; raises ToolkitError for broken files."""
+    return _load(kind, user_folder())[0]
+
+
+def find(kind: str, name: str) -> Entry | None:
+    """The entry with that name or alias, or None."""
+    found, aliases = _load(kind, user_folder())
+    key = normal(name)
+    return found.get(key) or found.get(aliases.get(key, ""))
+
+
+def get(kind: str, name: str) -> Entry:
+    """The entry with that name or alias; raises ToolkitError with the nearest names when there is none."""
+    entry = find(kind, name)
+    if entry is None:
+        raise ToolkitError(unknown(kind, name), remedy=remedy(kind, name))
+    return entry
+
+
+def unknown(kind: str, name: str) -> str:
+    """The sentence for a name that is not there."""
+    return f"unknown {kind.removesuffix('s')} {name!r}"
+
+
+def remedy(kind: str, name: str) -> str:
+    """The nearest names, or where the list is."""
+    near = nearest(kind, name)
+    listing = f"toolkit {kind} lists all; your own go into {user_folder() / kind}/*.toml"
+    return f"did you mean {', '.join(near)}? {listing}" if near else listing
+
+
+def nearest(kind: str, name: str, number: int = 3) -> list[str]:
+    """Names that look like this one, the nearest first."""
+    import difflib
+
+    found, aliases = _load(kind, user_folder())
+    close = difflib.get_close_matches(normal(name), [*found, *aliases], n=2 * number, cutoff=0.6)
+    return list(dict.fromkeys(found[aliases.get(key, key)].name for key in close))[:number]
+
+
+@functools.lru_cache(maxsize=32)
+def _load(kind: str, folder: Path) -> tuple[dict[str, Entry], dict[str, str]]:
+    found: dict[str, Entry] = {}
+    aliases: dict[str, str] = {}
+    with Problems() as problems:
+        for source in (SHIPPED / kind, folder / kind):  # later ones hide earlier ones
+            here: dict[str, Entry] = {}
+            for path in sorted(source.glob("*.toml")):
+                try:
+                    read = _read(path)
+                except ToolkitError as error:
+                    problems.absorb(error)
+                    continue
+                for entry in read:
+                    if normal(entry.name) in here:
+                        problems.add(f"{path}: {entry.name!r} is also in {here[normal(entry.name)].path}", "rename one")
+                    here[normal(entry.name)] = entry
+            found |= here
+            for key, entry in here.items():
+                aliases.pop(key, None)
+                given = entry.values.get("aliases", [])
+                aliases |= {normal(alias): key for alias in given if isinstance(alias, str)}
+    return found, aliases
+
+
+def _read(path: Path) -> list[Entry]:
+    import tomllib
+
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ToolkitError(f"{path}: {error}", remedy="correct the file, or move it away") from error
+    if isinstance(values.get("name"), str):
+        return [Entry(values["name"], values, path)]
+    wrong = [key for key, value in values.items() if not isinstance(value, dict)]
+    if wrong:
+        raise ToolkitError(
+            f"{path}: {', '.join(wrong)} outside any table",
+            remedy='give the file a top-level name = "..." or put every entry into its own [table]',
+        )
+    return [Entry(name, value, path) for name, value in values.items()]
