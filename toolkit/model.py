@@ -94,6 +94,15 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     mixers: str = ""
     mlps: str = ""
 
+    # read only when the model is built: none of these changes a count, a byte or a FLOP
+    hidden_act: str = ""  # silu, gelu ... as config.json writes it; empty: silu if gated, else gelu
+    rope_theta: float = 0.0  # base of the rotary frequencies; 0: not stated
+    rope_scaling_factor: float = 0.0  # Llama-3.1's long-context scaling; 0: none
+    partial_rotary_factor: float = 1.0  # share of head_dim that is rotated
+    norm_epsilon: float = 0.0  # 0: not stated
+    initializer_range: float = 0.0  # 0: not stated
+    router_aux_loss_coef: float = 0.0
+
     # parts beside the language stack (vision tower, projector ...), counted whole on every rank
     other_parameters: dict[str, int] = {}
     # parameters of every layer that no field above describes, whole on every tensor-parallel rank

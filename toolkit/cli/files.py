@@ -1,0 +1,53 @@
+"""Writing what a command produced: all files or none, nothing overwritten unasked."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from toolkit.errors import Problems, ToolkitError
+
+SCRIPTS = (".sh", ".sbatch")
+
+
+def write_files(directory: str | Path, files: dict[str, str], force: bool = False) -> list[Path]:
+    """Write ``files`` (name: text) into ``directory`` and return their paths in order of name.
+
+    The directory is made if it is missing. Every text goes to a temporary file first and is then
+    renamed, so a reader never sees half a file and a full disk leaves the old files as they were.
+    Scripts are made executable. Raises ToolkitError, naming every file that exists already unless
+    ``force`` is given, and for what the file system refuses.
+    """
+    folder = Path(directory)
+    _refuse(folder, files, force)
+    temporary: dict[Path, Path] = {}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in sorted(files):
+            path = folder / name
+            half = path.with_name(f".{name}.{os.getpid()}.part")
+            temporary[path] = half
+            half.write_bytes(files[name].encode())
+            half.chmod(0o755 if name.endswith(SCRIPTS) else 0o644)
+        for path, half in temporary.items():
+            half.replace(path)
+    except (OSError, UnicodeEncodeError) as error:
+        raise ToolkitError(f"cannot write {folder}: {error}", remedy="choose another --out") from error
+    finally:
+        for half in temporary.values():
+            half.unlink(missing_ok=True)
+    return list(temporary)
+
+
+def _refuse(folder: Path, files: dict[str, str], force: bool) -> None:
+    with Problems() as problems:
+        if folder.exists() and not folder.is_dir():
+            problems.add(f"{folder} is not a directory", "choose another --out")
+            return
+        for name in sorted(files):
+            if name in ("", ".", "..") or Path(name).name != name:
+                problems.add(f"{name!r} is not a plain file name")
+            elif (folder / name).is_dir():
+                problems.add(f"{folder / name} is a directory", "choose another --out")
+            elif not force and os.path.lexists(folder / name):
+                problems.add(f"{folder / name} exists", "add --force to overwrite, or choose another --out")
