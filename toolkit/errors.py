@@ -1,8 +1,8 @@
 """Errors that a user can act on: each problem tells the offending values and the remedy.
 
-    ToolkitError
-    ├── NoFeasiblePlan   nothing fits: exit code 1
-    └── (anything else)  bad input: exit code 2
+ToolkitError
+├── NoFeasiblePlan   nothing fits: exit code 1
+└── (anything else)  bad input: exit code 2
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from toolkit import __version__, strategy as strategies
+from toolkit import __version__
+from toolkit import strategy as strategies
 from toolkit.cluster import ClusterSpec
 from toolkit.errors import ToolkitError
 from toolkit.estimates import CommunicationEstimate, HostMemoryEstimate, MemoryEstimate, StepEstimate
@@ -64,7 +65,8 @@ def load(text: str | bytes, where: str = "plan.json") -> Plan:
         schema = values.pop("schema", None)
         if schema != SCHEMA:
             raise ToolkitError(
-                f"{where} has schema {schema}, this toolkit reads {SCHEMA}", remedy="make the plan again with toolkit plan"
+                f"{where} has schema {schema}, this toolkit reads {SCHEMA}",
+                remedy="make the plan again with toolkit plan",
             )
         values["strategy"] = msgspec.structs.asdict(strategies.from_json(values["strategy"]))
         return msgspec.convert(values, Plan)

@@ -1,0 +1,98 @@
+"""``toolkit estimate``: one strategy, every degree given, evaluated by the formulas of the search."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from toolkit.cli.options import pins_of, request_options, strategy_options
+
+if TYPE_CHECKING:
+    from toolkit.search.request import Request
+    from toolkit.strategy import Strategy
+
+
+@click.command("estimate")
+@request_options
+@strategy_options
+@click.option("--explain", is_flag=True, help="Show the formula and values behind every number.")
+@click.option("--out", type=click.Path(file_okay=False), help="Write plan.json, configs and launch scripts here.")
+@click.option("--force", is_flag=True, help="Let --out replace files that exist.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(**options: Any) -> None:
+    r"""Evaluate one strategy. Degrees that are not given are 1; dp and accumulation follow from the rest.
+
+    \b
+    toolkit estimate --model llama-2-7b --gpus 8 --accelerator a100-80gb --zero 2 --micro-batch 1
+    """
+    from toolkit.cli.plans import plan_of
+    from toolkit.cli.request import build
+    from toolkit.errors import ToolkitError
+    from toolkit.report import document
+    from toolkit.search.constraints import violated
+    from toolkit.search.planner import choose
+
+    asked = build(options)
+    strategy = strategy_of(asked.request, pins_of(options))
+    broken = violated(asked.request, strategy)
+    errors = [problem for constraint, problem in broken if not constraint.advice]
+    if errors:
+        raise ToolkitError(*errors)
+    warnings = tuple(f"warning: {problem.message} ({problem.remedy})" for _, problem in broken)
+    plan = plan_of(asked, choose(asked.request, asked.calibration, strategy), warnings)
+    if options["out"]:
+        from toolkit.cli.plan import write
+
+        write(plan, options["out"], options["force"])
+    if options["as_json"]:
+        click.echo(json.dumps(document.plan_element(plan, 1), indent=2, allow_nan=False))
+    else:
+        from toolkit.cli.plan import explain_plan
+        from toolkit.report import terminal
+
+        out = terminal.console()
+        terminal.heading(out, plan.model, plan.total_parameters, plan.active_parameters, plan.cluster, plan.workload)
+        terminal.plans_table(out, [plan])
+        terminal.reasons(out, "warnings", plan.reason)
+        terminal.memory_bars(out, plan)
+        terminal.step_parts(out, plan)
+        terminal.reasons(out, "assumed", asked.assumptions)
+        if options["explain"]:
+            explain_plan(out, asked, plan)
+    if plan.verdict == "no":
+        raise SystemExit(1)
+
+
+def strategy_of(request: Request, pins: dict[str, int]) -> Strategy:
+    """The scalar strategy of the given degrees; the framework is the simplest that does them."""
+    from toolkit.strategy import Strategy
+
+    framework = request.framework
+    if framework == "any":
+        if any(pins.get(name, 1) > 1 for name in ("tp", "pp", "cp", "ep", "virtual_pipeline_stages")):
+            framework = "megatron"
+        else:
+            simple = not any(pins.get(name, 0) > 0 for name in ("zero_stage", "offload")) and pins.get("hpz", 1) == 1
+            framework = "ddp" if simple else "deepspeed"
+        if framework not in request.allowed_frameworks:
+            framework = request.allowed_frameworks[-1]
+    degrees = {name: pins.get(name, 1) for name in ("tp", "pp", "cp", "ep", "virtual_pipeline_stages", "hpz")}
+    dp = pins.get("dp", max(request.cluster.num_gpus // (degrees["tp"] * degrees["pp"] * degrees["cp"]), 1))
+    micro = pins.get("micro_batch_size", 1)
+    return Strategy(
+        framework=framework,
+        **degrees,
+        etp=pins.get("etp", degrees["tp"]),
+        dp=dp,
+        dp_shard=pins.get("dp_shard", dp),
+        zero_stage=pins.get("zero_stage", 3 if framework == "fsdp" else 0),
+        micro_batch_size=micro,
+        gradient_accumulation_steps=pins.get(
+            "gradient_accumulation_steps", max(request.workload.global_batch_size // (micro * dp), 1)
+        ),
+        sequence_parallel=pins.get("sequence_parallel", 0),
+        recompute=pins.get("recompute", 0),
+        offload=pins.get("offload", 0),
+    )

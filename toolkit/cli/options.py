@@ -1,0 +1,82 @@
+"""Options that say what to plan: shared by plan, estimate and launch. Names are the glossary's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from toolkit.strategy import FRAMEWORKS, OFFLOAD, RECOMPUTE
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+# option, field of Strategy, help
+PINS = (
+    (("--tp", "--tensor-parallel"), "tp", "Tensor parallel degree."),
+    (("--pp", "--pipeline-parallel"), "pp", "Pipeline parallel degree."),
+    (("--cp", "--context-parallel"), "cp", "Context parallel degree."),
+    (("--ep", "--expert-parallel"), "ep", "Expert parallel degree."),
+    (("--etp", "--expert-tensor-parallel"), "etp", "Tensor parallel degree of the experts."),
+    (("--dp", "--data-parallel"), "dp", "Data parallel degree."),
+    (("--dp-shard",), "dp_shard", "Ranks that share one sharded copy (hybrid sharding)."),
+    (("--vpp", "--virtual-pipeline-stages"), "virtual_pipeline_stages", "Model chunks per pipeline stage."),
+    (("--zero",), "zero_stage", "ZeRO stage 0..3 (Megatron's distributed optimizer is 1)."),
+    (("--hpz",), "hpz", "Group that keeps a secondary parameter copy (ZeRO++)."),
+    (("--micro-batch",), "micro_batch_size", "Sequences per GPU per forward pass."),
+    (("--accumulation",), "gradient_accumulation_steps", "Micro batches per optimizer step."),
+)
+
+
+def request_options(function: Function) -> Function:
+    """Model, cluster and workload."""
+    for option in reversed(
+        (
+            click.option("--params", metavar="SIZE", help="Model size, e.g. 7B: the nearest registered shape."),
+            click.option("--model", metavar="NAME|PATH", help="Registry name, config.json, or a folder holding one."),
+            click.option("--recipe", metavar="NAME", help="Take model, batch and schedule from a recipe."),
+            click.option("--gpus", metavar="N", help="GPUs in all: 64, or nodes x GPUs of a node: 8x8."),
+            click.option("--accelerator", metavar="NAME", help="e.g. h100, a100-80gb, mi300x."),
+            click.option("--cluster", metavar="NAME|FILE", help="A named cluster or your own TOML."),
+            click.option("--gpus-per-node", type=click.IntRange(min=1), help="Where it differs from the cluster's."),
+            click.option("--sequence-length", type=click.IntRange(min=1), help="Tokens per sequence."),
+            click.option("--global-batch", type=click.IntRange(min=1), help="Sequences per optimizer step."),
+            click.option("--tokens", metavar="N", help="Tokens to train on in all, e.g. 1T."),
+            click.option("--framework", type=click.Choice(["any", *FRAMEWORKS]), default="any", show_default=True),
+            click.option("--method", type=click.Choice(["full", "lora", "qlora"]), help="What is trained."),
+            click.option("--precision", type=click.Choice(["bf16", "fp16", "fp32", "fp8"])),
+            click.option("--calibration", default="assumed", show_default=True, help="Coefficients of the estimates."),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def strategy_options(function: Function) -> Function:
+    """Every degree of a strategy, to pin."""
+    function = click.option(
+        "--recompute", type=click.Choice(RECOMPUTE), help="Recompute activations in the backward pass."
+    )(function)
+    function = click.option("--offload", type=click.Choice(OFFLOAD), help="What lives in host memory (DeepSpeed).")(
+        function
+    )
+    function = click.option(
+        "--sequence-parallel/--no-sequence-parallel", default=None, help="Megatron's, inside tensor parallelism."
+    )(function)
+    for names, field, text in reversed(PINS):
+        function = click.option(*names, field, type=click.IntRange(min=0 if field == "zero_stage" else 1), help=text)(
+            function
+        )
+    return function
+
+
+def pins_of(options: dict[str, Any]) -> dict[str, int]:
+    """The pinned fields of Strategy, out of a command's options."""
+    pins = {field: options[field] for _, field, _ in PINS if options.get(field) is not None}
+    if options.get("recompute") is not None:
+        pins["recompute"] = RECOMPUTE.index(options["recompute"])
+    if options.get("offload") is not None:
+        pins["offload"] = OFFLOAD.index(options["offload"])
+    if options.get("sequence_parallel") is not None:
+        pins["sequence_parallel"] = int(options["sequence_parallel"])
+    return pins

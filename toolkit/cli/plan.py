@@ -1,0 +1,179 @@
+"""``toolkit plan``: rank plans, explain them, write the best one's files."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from toolkit.cli.options import request_options, strategy_options
+
+if TYPE_CHECKING:
+    from toolkit.cli.request import Asked
+    from toolkit.plan import Plan
+    from toolkit.search.planner import SearchResult
+
+
+@click.command("plan")
+@request_options
+@strategy_options
+@click.option(
+    "--objective", type=click.Choice(["throughput", "memory", "cost"]), default="throughput", show_default=True
+)
+@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="How many layouts to show.")
+@click.option("--pick", type=click.IntRange(min=1), default=1, show_default=True, help="Which rank --out writes.")
+@click.option("--explain", is_flag=True, help="Show the formula and values behind every number.")
+@click.option("--out", type=click.Path(file_okay=False), help="Write plan.json, configs and launch scripts here.")
+@click.option("--force", is_flag=True, help="Let --out replace files that exist.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(**options: Any) -> None:
+    r"""Rank training plans for a model and a cluster.
+
+    \b
+    toolkit plan --params 7B --gpus 64
+    toolkit plan --model ./config.json --gpus 8x8 --accelerator h100 --explain
+    toolkit plan --recipe tiny --cluster local-cpu --gpus 2 --out demo
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's pool costs more CPU than the search
+    from toolkit.cli.request import build
+
+    asked = build(options)
+    plans, result = plan(asked, max(options["top"], options["pick"]))
+    if options["out"] and options["pick"] <= len(plans):
+        write(plans[options["pick"] - 1], options["out"], options["force"])
+    shown = plans[: options["top"]]
+    if options["as_json"]:
+        click.echo(json.dumps(_document(asked, result, shown), indent=2, allow_nan=False))
+    elif plans:
+        _print(asked, result, shown, options)
+    if not plans:
+        raise _no_plan(asked, result)
+
+
+def plan(asked: Asked, top: int) -> tuple[list[Plan], SearchResult]:
+    """Search and turn the choices into Plans."""
+    from toolkit.cli.plans import plans_of
+    from toolkit.search.planner import search
+
+    result = search(asked.request, asked.calibration, top)
+    return plans_of(asked, result), result
+
+
+def _document(asked: Asked, result: SearchResult, plans: list[Plan]) -> dict[str, Any]:
+    from toolkit.estimate.parameters import count_parameters
+    from toolkit.report.document import plans_document
+
+    counts = count_parameters(asked.request.model)
+    candidates = {
+        "total": result.total,
+        "feasible": result.feasible,
+        "seconds": result.seconds,
+        "eliminated": result.eliminated,
+    }
+    return plans_document(asked.request, (counts.total, counts.active), asked.assumptions, candidates, plans)
+
+
+def _print(asked: Asked, result: SearchResult, plans: list[Plan], options: dict[str, Any]) -> None:
+    from toolkit.estimate.parameters import count_parameters
+    from toolkit.report import terminal
+
+    out = terminal.console()
+    request, best = asked.request, plans[0]
+    counts = count_parameters(request.model)
+    terminal.heading(out, request.model, counts.total, counts.active, request.cluster, request.workload)
+    terminal.plans_table(out, plans)
+    terminal.reasons(out, "why plan 1", best.reason)
+    terminal.memory_bars(out, best)
+    terminal.reasons(out, "assumed", [*asked.assumptions, *_calibration_note(asked)])
+    if options["explain"]:
+        _explain(out, asked, result, best)
+    else:
+        out.print(
+            f"{result.total:,} candidates in {result.seconds:.2f} s; --explain shows every formula, "
+            "--out DIR writes the files of plan 1",
+            markup=False,
+        )
+
+
+def _calibration_note(asked: Asked) -> list[str]:
+    assumed = sum(c.status == "assumed" for c in asked.calibration.coefficients.values())
+    return [
+        f"calibration '{asked.calibration.name}': {assumed} of {len(asked.calibration.coefficients)} "
+        "coefficients are assumed, none was measured on your machine"
+    ]
+
+
+def _explain(out: Any, asked: Asked, result: SearchResult, best: Plan) -> None:
+    from toolkit.report import terminal
+    from toolkit.search.constraints import SENTENCES
+    from toolkit.search.rank import ladder
+
+    terminal.step_parts(out, best)
+    terminal.ladder(out, ladder(result.blocks), best.memory_limit_bytes)
+    terminal.candidates(out, result.total, result.feasible, result.seconds, result.eliminated, SENTENCES)
+    explain_plan(out, asked, best)
+
+
+def explain_plan(out: Any, asked: Asked, best: Plan) -> None:
+    """Evaluate a plan once more under a trace and print every equation with its values."""
+    from toolkit.equation import trace
+    from toolkit.estimate.evaluate import evaluate
+    from toolkit.estimate.parameters import count_parameters
+    from toolkit.report import terminal
+
+    request = asked.request
+    with trace() as steps:
+        count_parameters(request.model)
+        evaluate(request.model, request.cluster, request.workload, best.strategy, asked.calibration)
+    out.print("\nequations, numbered as in docs/maths.md", markup=False)
+    terminal.equations(out, steps)
+
+
+def write(chosen: Plan, directory: str, force: bool) -> None:
+    """Write the bundle of a plan; refuses to replace files unless forced."""
+    from pathlib import Path
+
+    from toolkit.cli.files import write_files
+    from toolkit.emit.bundle import bundle
+
+    written = write_files(Path(directory), bundle(chosen, str(Path(directory).absolute())), force)
+    click.echo(f"wrote {', '.join(str(path) for path in written)}", err=True)
+
+
+def _no_plan(asked: Asked, result: SearchResult) -> Exception:
+    """What to tell when nothing fits: broken rules, or the nearest miss and every way out."""
+    from toolkit.errors import NoFeasiblePlan, Problem
+    from toolkit.search.constraints import HOST_MEMORY, MEMORY, SENTENCES
+    from toolkit.search.misses import nearest_miss, ways_to_fit
+    from toolkit.strategy import describe
+    from toolkit.units import format_bytes
+
+    eliminated = ", ".join(
+        f"{name} {count:,}" for name, count in sorted(result.eliminated.items(), key=lambda i: -i[1])
+    )
+    problems = []
+    nearest = nearest_miss(asked.request, asked.calibration)
+    if nearest is None:
+        for name in result.eliminated:
+            problems.append(Problem(f"no candidate passes '{name}': {SENTENCES[name]}"))
+    elif result.eliminated.get(MEMORY):
+        parts = sorted(
+            ((getattr(nearest.estimate.memory, n), n) for n in nearest.estimate.memory.__struct_fields__), reverse=True
+        )
+        largest = ", ".join(f"{name.removesuffix('_bytes')} {format_bytes(value)}" for value, name in parts[:3])
+        problems.append(
+            Problem(
+                f"no plan fits: the nearest miss, {describe(nearest.strategy)}, needs "
+                f"{format_bytes(nearest.estimate.memory.total_bytes)} of {format_bytes(nearest.limit_bytes)} "
+                f"({largest})"
+            )
+        )
+    if result.eliminated.get(HOST_MEMORY):
+        problems.append(Problem(f"{result.eliminated[HOST_MEMORY]:,} candidates {SENTENCES[HOST_MEMORY]}"))
+    problems.append(Problem(f"{result.total:,} candidates, eliminated by: {eliminated}"))
+    ways = ways_to_fit(asked.request, asked.calibration)
+    if ways:
+        problems.append(Problem("it would fit", "\n  ".join(str(way) for way in ways)))
+    return NoFeasiblePlan(*problems)

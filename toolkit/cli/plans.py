@@ -1,0 +1,41 @@
+"""From ranked choices to Plans: what the user reads, what plan.json holds."""
+
+from __future__ import annotations
+
+from toolkit.cli.request import Asked
+from toolkit.estimate.parameters import count_parameters
+from toolkit.plan import Plan
+from toolkit.search.planner import Choice, SearchResult
+from toolkit.search.reasons import reasons
+
+
+def plan_of(asked: Asked, choice: Choice, reason: tuple[str, ...]) -> Plan:
+    """A Plan for one choice."""
+    request, estimate = asked.request, choice.estimate
+    counts = count_parameters(request.model)
+    return Plan(
+        name=asked.name,
+        program="pretrain" if choice.strategy.framework == "megatron" else "finetune",
+        recipe=f"{asked.recipe.name}@{asked.recipe.version}" if asked.recipe else "",
+        model=request.model,
+        cluster=request.cluster,
+        workload=request.workload,
+        contract=asked.contract,
+        strategy=choice.strategy,
+        verdict=choice.verdict,
+        memory=estimate.memory,
+        host_memory=estimate.host_memory,
+        communication=estimate.communication,
+        step=estimate.step,
+        memory_limit_bytes=choice.limit_bytes,
+        total_parameters=counts.total,
+        active_parameters=counts.active,
+        reason=reason,
+        assumptions=asked.assumptions,
+        calibration=asked.calibration.name,
+    )
+
+
+def plans_of(asked: Asked, result: SearchResult) -> list[Plan]:
+    """All choices as Plans, best first, each with its reasons."""
+    return [plan_of(asked, choice, reasons(asked.request, result, choice)) for choice in result.choices]

@@ -1,0 +1,64 @@
+"""The JSON form of plans: names are stable, more keys may come. Draws what the nouns say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from toolkit import strategy as strategies
+from toolkit.estimates import AXES, CommunicationEstimate, HostMemoryEstimate, MemoryEstimate
+from toolkit.plan import SCHEMA, Plan
+
+
+def memory(estimate: MemoryEstimate, limit_bytes: float) -> dict[str, float]:
+    """Total, limit and parts, in bytes per GPU."""
+    return {"total_bytes": estimate.total_bytes, "limit_bytes": limit_bytes} | msgspec.structs.asdict(estimate)
+
+
+def host_memory(estimate: HostMemoryEstimate, limit_bytes: float) -> dict[str, float]:
+    """Total, limit and parts, in bytes per node."""
+    return {"total_bytes": estimate.total_bytes, "limit_bytes": limit_bytes} | msgspec.structs.asdict(estimate)
+
+
+def communication(estimate: CommunicationEstimate) -> dict[str, dict[str, float]]:
+    """Bytes and seconds of each axis, per GPU and step."""
+    return {
+        axis: {"bytes": getattr(estimate, f"{axis}_bytes"), "seconds": getattr(estimate, f"{axis}_seconds")}
+        for axis in AXES
+    }
+
+
+def plan_element(plan: Plan, rank: int) -> dict[str, Any]:
+    """One element of ``plans``."""
+    return {
+        "rank": rank,
+        "strategy": strategies.to_json(plan.strategy),
+        "description": strategies.describe(plan.strategy),
+        "verdict": plan.verdict,
+        "memory": memory(plan.memory, plan.memory_limit_bytes),
+        "host_memory": host_memory(plan.host_memory, plan.cluster.host_memory_bytes),
+        "communication": communication(plan.communication),
+        "step": msgspec.structs.asdict(plan.step),
+        "reason": list(plan.reason),
+    }
+
+
+def plans_document(
+    request: Any,
+    parameters: tuple[int, int],
+    assumptions: tuple[str, ...],
+    candidates: dict[str, Any],
+    plans: list[Plan],
+) -> dict[str, Any]:
+    """Everything that ``toolkit plan --json`` prints."""
+    total, active = parameters
+    return {
+        "schema": SCHEMA,
+        "model": msgspec.to_builtins(request.model) | {"total_parameters": total, "active_parameters": active},
+        "cluster": msgspec.to_builtins(request.cluster) | {"num_gpus": request.cluster.num_gpus},
+        "workload": msgspec.to_builtins(request.workload),
+        "assumptions": list(assumptions),
+        "candidates": candidates,
+        "plans": [plan_element(plan, rank + 1) for rank, plan in enumerate(plans)],
+    }

@@ -1,0 +1,165 @@
+"""What a person reads: rich tables of plans, the parts of one plan, its reasons and equations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from toolkit.equation import Step
+from toolkit.plan import Plan
+from toolkit.strategy import describe
+from toolkit.units import format_bytes, format_count, format_seconds
+
+BAR_WIDTH = 30  # characters
+_VERDICT_STYLE = {"fits": "green", "tight": "yellow", "no": "red"}
+
+
+def console() -> Console:
+    """A console on standard output; plain and wide enough for a table when it is not a terminal."""
+    made = Console(highlight=False, soft_wrap=False)
+    if not made.is_terminal:
+        made = Console(highlight=False, width=140)
+    return made
+
+
+def heading(out: Console, plan_model: Any, total: int, active: int, cluster: Any, workload: Any) -> None:
+    """Three lines: what, where, how much."""
+    parameters = f"{format_count(total)} parameters"
+    if active != total:
+        parameters += f", {format_count(active)} active"
+    out.print(Text(f"{plan_model.name}: {parameters}", style="bold"))
+    out.print(
+        f"{cluster.num_gpus} x {cluster.accelerator.name} ({cluster.name}: {cluster.nodes} x {cluster.gpus_per_node}), "
+        f"{format_bytes(cluster.accelerator.memory_bytes)} usable each",
+        markup=False,
+    )
+    out.print(
+        f"{workload.method}, {workload.precision}, {workload.global_batch_size} sequences x "
+        f"{workload.sequence_length} tokens per step",
+        markup=False,
+    )
+
+
+def plans_table(out: Console, plans: Sequence[Plan]) -> None:
+    """One line per plan, best first."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name, justify in (
+        ("#", "right"),
+        ("plan", "left"),
+        ("memory GiB", "right"),
+        ("verdict", "left"),
+        ("step s", "right"),
+        ("bounds", "left"),
+        ("tokens/s/GPU", "right"),
+        ("MFU", "right"),
+    ):
+        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    for rank, plan in enumerate(plans, 1):
+        step = plan.step
+        table.add_row(
+            str(rank),
+            Text(describe(plan.strategy)),
+            f"{plan.memory.total_bytes / 2**30:.1f}",
+            Text(plan.verdict, style=_VERDICT_STYLE[plan.verdict]),
+            f"{step.seconds:.3g}",
+            f"{step.lower_seconds:.3g}-{step.upper_seconds:.3g}",
+            f"{step.tokens_per_second_per_gpu:,.0f}",
+            f"{step.mfu:.1%}",
+        )
+    out.print(table)
+
+
+def memory_bars(out: Console, plan: Plan) -> None:
+    """The parts of the memory estimate as bars of the limit."""
+    limit = plan.memory_limit_bytes
+    out.print(
+        Text(
+            f"memory of the fullest GPU: {format_bytes(plan.memory.total_bytes)} of {format_bytes(limit)}", style="bold"
+        )
+    )
+    for name in plan.memory.__struct_fields__:
+        value = getattr(plan.memory, name)
+        if value:
+            bar = "█" * max(1, round(BAR_WIDTH * value / limit)) if value > 0.002 * limit else "▏"
+            out.print(
+                f"  {name.removesuffix('_bytes').replace('_', ' '):24}{format_bytes(value):>12}  {bar}", markup=False
+            )
+    host = plan.host_memory.total_bytes
+    if host:
+        of = f" of {format_bytes(plan.cluster.host_memory_bytes)}" if plan.cluster.host_memory_bytes else ""
+        out.print(f"  host memory of a node: {format_bytes(host)}{of}", markup=False)
+
+
+def step_parts(out: Console, plan: Plan) -> None:
+    """Where the time of a step goes."""
+    step = plan.step
+    out.print(
+        Text(
+            f"time of a step: {format_seconds(step.seconds)} (between {format_seconds(step.lower_seconds)} with perfect "
+            f"overlap and {format_seconds(step.upper_seconds)} with none)",
+            style="bold",
+        )
+    )
+    for name in step.__struct_fields__:
+        value = getattr(step, name)
+        if name.endswith("_seconds") and not name.startswith(("lower", "upper")) and value > 0:
+            label = name.removesuffix("_seconds").replace("_", " ")
+            out.print(f"  {label:24}{format_seconds(value):>12}  {value / step.seconds:6.1%}", markup=False)
+
+
+def reasons(out: Console, title: str, sentences: Iterable[str]) -> None:
+    """A titled list of sentences; nothing when there are none."""
+    sentences = list(sentences)
+    if sentences:
+        out.print(Text(title, style="bold"))
+        for sentence in sentences:
+            out.print(f"  - {sentence}", markup=False)
+
+
+def candidates(
+    out: Console, total: int, feasible: int, seconds: float, eliminated: dict[str, int], words: dict[str, str]
+) -> None:
+    """How many candidates there were, and which constraint removed how many."""
+    out.print(Text(f"{total:,} candidates, {feasible:,} feasible, {seconds:.3f} s", style="bold"))
+    for name, count in sorted(eliminated.items(), key=lambda item: -item[1]):
+        out.print(f"  {count:>10,}  {name:26} {words.get(name, '')}", markup=False)
+
+
+def ladder(out: Console, rungs: Iterable[Any], limit_bytes: float) -> None:
+    """The rungs of the ladder with what each needs and gives."""
+    table = Table(title="The ladder", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("rung", "legal", "fitting", "least memory", "best step"):
+        table.add_column(name, justify="left" if name == "rung" else "right")
+    for rung in rungs:
+        table.add_row(
+            rung.name,
+            f"{rung.legal:,}",
+            f"{rung.fitting:,}",
+            f"{format_bytes(rung.least_bytes)} of {format_bytes(limit_bytes)}",
+            format_seconds(rung.best_seconds) if rung.fitting else "does not fit",
+        )
+    out.print(table)
+
+
+def equations(out: Console, steps: Iterable[Step]) -> None:
+    """Every equation that made a number: anchor, text, values, result. Repeated evaluations are shown once."""
+    seen = set()
+    for step in steps:
+        shown = f"[{step.anchor}] {step.name} = {step.text} = {_value(step.result)}"
+        values = ", ".join(f"{name}={_value(value)}" for name, value in step.inputs.items())
+        if (shown, values) not in seen:
+            seen.add((shown, values))
+            out.print(f"{'  ' * step.depth}{shown}\n{'  ' * step.depth}      {values}", markup=False)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value) if not isinstance(value, tuple) else f"({len(value)} values)"
+    if isinstance(value, int) or float(value).is_integer():
+        return f"{int(value):,}"
+    return f"{value:,.6g}"

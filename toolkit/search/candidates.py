@@ -1,0 +1,160 @@
+"""Every strategy worth evaluating, as one block of columns per framework.
+
+The whole space is laid out, legal or not: what a constraint removes is counted and shown. A pin
+narrows an axis to one value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from toolkit.search.request import Request
+from toolkit.strategy import Strategy
+
+LARGEST_MICRO_BATCH = 32  # sequences; larger ones only add memory once the matrix units are full
+
+
+def divisors(number: int) -> list[int]:
+    """All positive divisors, rising."""
+    small = [i for i in range(1, int(number**0.5) + 1) if number % i == 0]
+    return sorted({*small, *(number // i for i in small)})
+
+
+def grids(gpus: int, pins: dict[str, int]) -> list[tuple[int, int, int, int]]:
+    """Every (tp, pp, cp, dp) with tp * pp * cp * dp = gpus that agrees with the pins.
+
+    A pinned degree that does not divide the GPUs is kept, with the remaining degrees at 1, so that
+    the constraint which refuses it can say so.
+    """
+    found = []
+    for tp in _axis(pins, "tp", divisors(gpus)):
+        for pp in _axis(pins, "pp", divisors(max(gpus // tp, 1))):
+            for cp in _axis(pins, "cp", divisors(max(gpus // (tp * pp), 1))):
+                dp = pins.get("dp", max(gpus // (tp * pp * cp), 1))
+                if "dp" not in pins or tp * pp * cp * dp == gpus or {"tp", "pp", "cp"} <= set(pins):
+                    found.append((tp, pp, cp, dp))
+    return found or [(pins.get("tp", 1), pins.get("pp", 1), pins.get("cp", 1), pins.get("dp", gpus))]
+
+
+def micro_batches(request: Request) -> list[int]:
+    """Divisors of the global batch up to LARGEST_MICRO_BATCH, or the pinned one."""
+    limit = max(LARGEST_MICRO_BATCH, 1)
+    return _axis(
+        request.pins,
+        "micro_batch_size",
+        [size for size in divisors(request.workload.global_batch_size) if size <= limit],
+    )
+
+
+def blocks(request: Request) -> Iterator[Strategy]:
+    """One column Strategy for each framework."""
+    makers = {"ddp": _ddp, "deepspeed": _deepspeed, "fsdp": _fsdp, "megatron": _megatron}
+    for framework in request.frameworks:
+        axes = makers[framework](request)
+        if axes is not None:
+            yield _cross(framework, request, axes)
+
+
+def _ddp(request: Request) -> dict[str, Any] | None:
+    return _data_parallel(request) | {
+        "zero_stage": _axis(request.pins, "zero_stage", [0]),
+        "offload": _axis(request.pins, "offload", [0]),
+        "hpz": _axis(request.pins, "hpz", [1]),
+    }
+
+
+def _deepspeed(request: Request) -> dict[str, Any] | None:
+    gpus, per_node = request.cluster.num_gpus, request.cluster.gpus_per_node
+    # stage 0 under DeepSpeed is DDP with another allreduce: searched only on request
+    stages = [1, 2, 3] if request.framework == "any" else [0, 1, 2, 3]
+    return _data_parallel(request) | {
+        "zero_stage": _axis(request.pins, "zero_stage", stages),
+        "offload": _axis(request.pins, "offload", [0, 1, 2]),
+        "hpz": _axis(request.pins, "hpz", [1, per_node] if gpus > per_node > 1 else [1]),
+    }
+
+
+def _fsdp(request: Request) -> dict[str, Any] | None:
+    gpus, per_node = request.cluster.num_gpus, request.cluster.gpus_per_node
+    return _data_parallel(request) | {
+        "zero_stage": _axis(request.pins, "zero_stage", [3]),
+        "offload": _axis(request.pins, "offload", [0]),
+        "hpz": _axis(request.pins, "hpz", [1]),
+        "dp_shard": _axis(request.pins, "dp_shard", [gpus, per_node] if gpus > per_node > 1 else [gpus]),
+    }
+
+
+def _data_parallel(request: Request) -> dict[str, Any]:
+    """Axes of the frameworks whose only degree is dp; a pin on another degree is kept, to be refused."""
+    pins = request.pins
+    grid = [(pins.get("tp", 1), pins.get("pp", 1), pins.get("cp", 1), pins.get("dp", request.cluster.num_gpus))]
+    return {
+        "grid": grid,
+        "micro_batch_size": micro_batches(request),
+        "recompute": _axis(pins, "recompute", [0, 2]),
+        "virtual_pipeline_stages": _axis(pins, "virtual_pipeline_stages", [1]),
+        "ep": _axis(pins, "ep", [1]),
+        "sequence_parallel": _axis(pins, "sequence_parallel", [0]),
+    }
+
+
+def _megatron(request: Request) -> dict[str, Any] | None:
+    model, pins, gpus = request.model, request.pins, request.cluster.num_gpus
+    grid = grids(gpus, pins)
+    deepest = max(pp for _, pp, _, _ in grid)
+    chunks = divisors(model.num_hidden_layers) if deepest > 1 else [1]
+    axes = {
+        "grid": grid,
+        "micro_batch_size": micro_batches(request),
+        "recompute": _axis(pins, "recompute", [0, 1, 2]),
+        "virtual_pipeline_stages": _axis(pins, "virtual_pipeline_stages", chunks),
+        "ep": _axis(pins, "ep", divisors(model.num_experts) if model.is_moe else [1]),
+        "sequence_parallel": _axis(pins, "sequence_parallel", [0, 1] if max(g[0] for g in grid) > 1 else [0]),
+        "zero_stage": _axis(pins, "zero_stage", [0, 1]),
+        "offload": _axis(pins, "offload", [0]),
+        "hpz": _axis(pins, "hpz", [1]),
+    }
+    if model.is_moe:  # experts are cut by the tensor degree or left whole
+        axes["etp_is_tp"] = [0, 1]
+    return axes
+
+
+def _axis(pins: dict[str, int], name: str, values: Sequence[int]) -> list[int]:
+    return [pins[name]] if name in pins else list(values)
+
+
+def _cross(framework: str, request: Request, axes: dict[str, Any]) -> Strategy:
+    """The cartesian product of the axes, as columns; derived degrees are filled in."""
+    import numpy
+
+    grid = numpy.array(axes.pop("grid"), dtype=numpy.int64)
+    names = list(axes)
+    sizes = [len(grid)] + [len(axes[name]) for name in names]
+    indices = numpy.indices(sizes, dtype=numpy.int32).reshape(len(sizes), -1)
+    columns = {name: numpy.asarray(axes[name], dtype=numpy.int64)[indices[i + 1]] for i, name in enumerate(names)}
+    columns |= {axis: grid[indices[0], i] for i, axis in enumerate(("tp", "pp", "cp", "dp"))}
+
+    etp_is_tp = columns.pop("etp_is_tp", None)
+    if "etp" in request.pins:
+        columns["etp"] = numpy.full_like(columns["tp"], request.pins["etp"])
+    elif etp_is_tp is not None:
+        columns["etp"] = numpy.where(etp_is_tp == 1, columns["tp"], 1)
+    else:
+        columns["etp"] = columns["tp"]
+    if "dp_shard" not in columns:
+        columns["dp_shard"] = columns["dp"]
+    if "gradient_accumulation_steps" in request.pins:
+        columns["gradient_accumulation_steps"] = numpy.full_like(
+            columns["dp"], request.pins["gradient_accumulation_steps"]
+        )
+    else:
+        per_micro_step = columns["micro_batch_size"] * columns["dp"]
+        columns["gradient_accumulation_steps"] = numpy.maximum(
+            request.workload.global_batch_size // numpy.maximum(per_micro_step, 1), 1
+        )
+    if etp_is_tp is not None and "etp" not in request.pins:
+        # with tp 1 both settings of etp are the same strategy: keep one
+        keep = (columns["tp"] > 1) | (etp_is_tp == 0)
+        columns = {name: column[keep] for name, column in columns.items()}
+    return Strategy(framework=framework, **columns)

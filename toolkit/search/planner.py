@@ -1,0 +1,134 @@
+"""The search: lay out candidates, drop the illegal and the too large, time the rest, rank.
+
+Memory is evaluated before time, so only what fits is timed. All candidates of a framework are
+evaluated at once, as columns, by the same formulas that evaluate a single plan.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from toolkit.calibration import Calibration
+from toolkit.estimate.communication import communication
+from toolkit.estimate.evaluate import evaluate
+from toolkit.estimate.host import host_memory
+from toolkit.estimate.memory import memory
+from toolkit.estimate.step import step
+from toolkit.estimate.verdict import VERDICTS, verdict
+from toolkit.estimates import Estimate
+from toolkit.search import rank
+from toolkit.search.candidates import blocks
+from toolkit.search.constraints import HOST_MEMORY, MEMORY, mask
+from toolkit.search.request import Request
+from toolkit.strategy import Strategy
+
+NO = VERDICTS.index("no")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A scalar strategy with its estimate."""
+
+    strategy: Strategy
+    estimate: Estimate
+    verdict: str
+    limit_bytes: float
+    host_limit_bytes: float
+
+
+@dataclass
+class Block:
+    """The legal candidates of one framework. ``seconds`` is infinite where memory does not fit."""
+
+    strategy: Strategy
+    total_bytes: Any
+    verdict: Any
+    seconds: Any
+    mfu: Any
+
+
+@dataclass
+class SearchResult:
+    """What was looked at, what was removed and why, and what is left, best first."""
+
+    total: int = 0
+    feasible: int = 0
+    seconds: float = 0.0
+    eliminated: dict[str, int] = field(default_factory=dict)
+    blocks: list[Block] = field(default_factory=list)
+    choices: list[Choice] = field(default_factory=list)
+
+
+def search(request: Request, calibration: Calibration, top: int = 10) -> SearchResult:
+    """Rank every strategy for a request. ``result.choices`` is empty when nothing fits.
+
+    The best micro batch, recomputation and interleaving of each layout (framework, ZeRO stage,
+    offload, degrees) is one choice, so that ``top`` choices are ``top`` different layouts.
+    """
+    started = time.perf_counter()
+    result = SearchResult()
+    for candidates in blocks(request):
+        _evaluate_block(request, calibration, candidates, result)
+    for block, row in rank.order(request, result.blocks)[:top]:
+        result.choices.append(choose(request, calibration, block.strategy.take(row)))
+    result.seconds = time.perf_counter() - started
+    return result
+
+
+def choose(request: Request, calibration: Calibration, strategy: Strategy) -> Choice:
+    """Evaluate one scalar strategy."""
+    estimate = evaluate(request.model, request.cluster, request.workload, strategy, calibration)
+    limit = request.cluster.accelerator.memory_bytes
+    return Choice(
+        strategy=strategy,
+        estimate=estimate,
+        verdict=VERDICTS[int(verdict(estimate.memory.total_bytes, limit))],
+        limit_bytes=limit,
+        host_limit_bytes=request.cluster.host_memory_bytes,
+    )
+
+
+def least_memory(request: Request, calibration: Calibration, result: SearchResult) -> Choice | None:
+    """The legal candidate that needs the least memory per GPU: the nearest miss when nothing fits."""
+    best: tuple[float, Strategy] | None = None
+    for block in result.blocks:
+        if len(block.total_bytes):
+            row = int(block.total_bytes.argmin())
+            if best is None or block.total_bytes[row] < best[0]:
+                best = (float(block.total_bytes[row]), block.strategy.take(row))
+    return choose(request, calibration, best[1]) if best else None
+
+
+def _evaluate_block(request: Request, calibration: Calibration, candidates: Strategy, result: SearchResult) -> None:
+    import numpy
+
+    result.total += len(candidates.dp)  # type: ignore[arg-type]
+    legal = candidates.select(mask(request, candidates, result.eliminated))
+    rows = len(legal.dp)  # type: ignore[arg-type]
+    if not rows:
+        return
+    arguments = (request.model, request.cluster, request.workload, legal, calibration)
+    total_bytes = memory(*arguments).total_bytes + numpy.zeros(rows)
+    verdicts = verdict(total_bytes, request.cluster.accelerator.memory_bytes)
+    fits = verdicts != NO
+    _count(result, MEMORY, rows - int(fits.sum()))
+    host_limit = request.cluster.host_memory_bytes
+    if host_limit:
+        host_fits = host_memory(*arguments).total_bytes + numpy.zeros(rows) <= host_limit
+        _count(result, HOST_MEMORY, int((fits & ~host_fits).sum()))
+        fits &= host_fits
+    seconds, mfu = numpy.full(rows, numpy.inf), numpy.zeros(rows)
+    if fits.any():
+        fitting = legal.select(fits)
+        parts = communication(request.model, request.cluster, request.workload, fitting, calibration)
+        timed = step(request.model, request.cluster, request.workload, fitting, parts, calibration)
+        seconds[fits], mfu[fits] = timed.seconds, timed.mfu
+        result.feasible += int(fits.sum())
+    result.blocks.append(Block(legal, total_bytes, verdicts, seconds, mfu))
+
+
+def _count(result: SearchResult, name: str, removed: int) -> None:
+    if removed:
+        result.eliminated[name] = result.eliminated.get(name, 0) + removed

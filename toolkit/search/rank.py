@@ -1,0 +1,122 @@
+"""Ranking: the ladder that practitioners climb, and the order of what fits.
+
+The ladder: data parallel until it does not fit; then shard optimizer state, gradients, parameters,
+in that order; then tensor parallel inside a node; then pipeline, context and expert parallel; and
+offload where nothing else fits. A higher rung must earn its complexity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from toolkit.numeric import where
+from toolkit.search.request import Request
+from toolkit.strategy import FRAMEWORKS, Strategy
+
+if TYPE_CHECKING:
+    from toolkit.search.planner import Block
+
+RUNGS = (
+    "data parallel",
+    "ZeRO-1: shard the optimizer states",
+    "ZeRO-2: shard the gradients too",
+    "ZeRO-3 / FSDP: shard the parameters too",
+    "Megatron data parallel",
+    "tensor parallel inside a node",
+    "pipeline parallel",
+    "context or expert parallel",
+    "offload the optimizer to host memory",
+    "offload optimizer and parameters",
+)
+
+# A plan on a higher rung must be this much faster for each rung to be ranked before a simpler one.
+ADVANTAGE_PER_RUNG = 0.005
+
+
+def rung(strategy: Strategy) -> Any:
+    """Index into RUNGS (a column for columns)."""
+    if strategy.framework == "megatron":
+        split = where(strategy.pp > 1, 6, where(strategy.tp > 1, 5, 4))
+        return where((strategy.cp > 1) | (strategy.ep > 1), 7, split)
+    return where(strategy.offload == 0, strategy.zero_stage, 7 + strategy.offload)
+
+
+def order(request: Request, blocks: list[Block]) -> list[tuple[Block, int]]:
+    """The best row of every layout, best layout first: fitting plans, then tight ones.
+
+    Throughput and cost order by ``seconds * (1 + 0.005 * rung)`` (at a given number of GPUs the
+    cheapest plan is the fastest); memory orders by bytes per GPU.
+    """
+    import numpy
+
+    if not blocks:
+        return []
+    seconds = numpy.concatenate([block.seconds for block in blocks])
+    total_bytes = numpy.concatenate([block.total_bytes for block in blocks])
+    tight = numpy.concatenate([block.verdict for block in blocks])
+    rungs = numpy.concatenate([rung(block.strategy) + numpy.zeros(len(block.seconds), int) for block in blocks])
+    layouts = numpy.concatenate([_layout(block.strategy, len(block.seconds)) for block in blocks])
+    score = total_bytes if request.objective == "memory" else seconds * (1.0 + ADVANTAGE_PER_RUNG * rungs)
+    fitting = numpy.flatnonzero(numpy.isfinite(seconds))
+    # ties (the same time with and without a switch) go to fewer bytes
+    best_first = fitting[numpy.lexsort((total_bytes[fitting], score[fitting], tight[fitting]))]
+    _, first = numpy.unique(layouts[best_first], return_index=True)
+    rows = best_first[numpy.sort(first)]
+    starts = numpy.cumsum([0] + [len(block.seconds) for block in blocks])
+    owner = numpy.searchsorted(starts, rows, side="right") - 1
+    return [(blocks[b], int(row - starts[b])) for b, row in zip(owner, rows, strict=True)]
+
+
+def _layout(strategy: Strategy, rows: int) -> Any:
+    """One integer per (framework, ZeRO stage, offload, sharding group, tp, pp, cp, ep)."""
+    import numpy
+
+    key = numpy.full(rows, FRAMEWORKS.index(strategy.framework), dtype=numpy.int64)
+    for value, bits in (
+        (strategy.zero_stage if strategy.framework == "deepspeed" else 0, 2),
+        (strategy.offload, 2),
+        (where(strategy.hpz > 1, 1, 0), 1),
+        (where(strategy.dp_shard == strategy.dp, 0, 1), 1),
+        (strategy.tp, 12),
+        (strategy.pp, 12),
+        (strategy.cp, 12),
+        (strategy.ep, 12),
+    ):
+        key = (key << bits) + value
+    return key
+
+
+@dataclass(frozen=True)
+class Rung:
+    """What a rung of the ladder can do for this request."""
+
+    name: str
+    legal: int
+    fitting: int
+    least_bytes: float  # over all legal candidates of the rung
+    best_seconds: float  # infinite when none fits
+    best: Strategy | None
+
+
+def ladder(blocks: list[Block]) -> list[Rung]:
+    """One entry for each rung that has legal candidates."""
+    import numpy
+
+    found: list[Rung] = []
+    for index, name in enumerate(RUNGS):
+        legal = fitting = 0
+        least, seconds, best = float("inf"), float("inf"), None
+        for block in blocks:
+            here = numpy.flatnonzero((rung(block.strategy) + numpy.zeros(len(block.seconds), int)) == index)
+            if not len(here):
+                continue
+            legal += len(here)
+            fitting += int(numpy.isfinite(block.seconds[here]).sum())
+            least = min(least, float(block.total_bytes[here].min()))
+            row = int(here[block.seconds[here].argmin()])
+            if block.seconds[row] < seconds:
+                seconds, best = float(block.seconds[row]), block.strategy.take(row)
+        if legal:
+            found.append(Rung(name, legal, fitting, least, seconds, best))
+    return found
