@@ -100,8 +100,8 @@ def step_parts(out: Console, plan: Plan) -> None:
     step = plan.step
     out.print(
         Text(
-            f"time of a step: {format_seconds(step.seconds)} (between {format_seconds(step.lower_seconds)} with perfect "
-            f"overlap and {format_seconds(step.upper_seconds)} with none)",
+            f"time of a step: {format_seconds(step.seconds)} (between {format_seconds(step.lower_seconds)} with "
+            f"perfect overlap and {format_seconds(step.upper_seconds)} with none)",
             style="bold",
         )
     )

@@ -1,0 +1,103 @@
+"""Each rule of the frameworks: what it refuses, what it lets pass, and what it says."""
+
+import numpy
+import pytest
+
+from tests.requests import request_for
+from toolkit.search.candidates import blocks
+from toolkit.search.constraints import CONSTRAINTS, mask, violated
+from toolkit.strategy import Strategy
+
+
+def broken(request, **fields: object) -> dict[str, str]:
+    strategy = Strategy(**{"framework": "megatron", "dp": 1, "dp_shard": 1, **fields})
+    return {constraint.name: str(problem) for constraint, problem in violated(request, strategy)}
+
+
+@pytest.mark.parametrize("tp", [8, 3])
+def test_52_heads_refuse_tp_8_and_3_and_name_the_valid_degrees(tp: int) -> None:
+    """LLaMA-30B has 52 heads (DeepSpeed issue 3634)."""
+    request = request_for(model="llama-30b", gpus=8)
+    said = broken(request, tp=tp, dp=8 // tp)
+    assert "52 attention heads" in said["tensor_heads"]
+    assert "1, 2, 4, 13, 26, 52" in said["tensor_heads"]
+
+
+def test_the_search_never_proposes_tp_8_for_52_heads() -> None:
+    request = request_for(model="llama-30b", gpus=64, framework="megatron")
+    (block,) = blocks(request)
+    alive = mask(request, block, {})
+    assert set(block.tp[alive]) <= {1, 2, 4}
+
+
+def test_80_layers_on_16_stages_allow_1_and_5_layers_per_chunk_only() -> None:
+    """Megatron-LM issue 468: 2 layers per chunk silently built 64 layers."""
+    request = request_for(model="llama-2-70b", gpus=16, global_batch=64)
+    legal = []
+    for layers_per_chunk in (1, 2, 5):
+        chunks = 80 / 16 / layers_per_chunk
+        if chunks != int(chunks):
+            continue  # not a whole number of virtual stages: cannot even be written down
+        said = broken(request, pp=16, virtual_pipeline_stages=int(chunks), gradient_accumulation_steps=64)
+        if "virtual_stages" not in said:
+            legal.append(layers_per_chunk)
+    assert legal == [1, 5]
+
+
+@pytest.mark.parametrize("length,fine", [(8192, True), (8190, False), (32768, True)])
+def test_sequence_lengths_with_cp4_tp8(length: int, fine: bool) -> None:
+    """The least multiple is cp x lcm(2, tp) = 32 (NeMo-RL PR 3563)."""
+    request = request_for(model="llama-2-70b", gpus=32, sequence_length=length, global_batch=1)
+    said = broken(request, tp=8, cp=4, sequence_parallel=1, zero_stage=1)
+    assert (not {"context_length", "sequence_length"} & set(said)) == fine
+    if not fine:
+        assert "multiple of 32" in said["sequence_length"]
+
+
+def test_expert_grid_of_the_stated_degrees_is_valid() -> None:
+    """4 GPUs, tp1 pp2 ep2 etp1: 1 x 2 x 2 = 4 divides 4; with ep 4 it does not."""
+    request = request_for(model="gpt-oss-20b", gpus=4, global_batch=512)
+    good = broken(request, pp=2, ep=2, etp=1, dp=2, dp_shard=2, gradient_accumulation_steps=256)
+    assert "expert_grid" not in good
+    bad = broken(request, pp=2, ep=4, etp=1, dp=2, dp_shard=2, gradient_accumulation_steps=256)
+    assert "= 8 does not divide 4 GPUs" in bad["expert_grid"]
+
+
+def test_zero_without_data_parallelism_is_called_pointless() -> None:
+    """DeepSpeed issue 237: ZeRO-2 with model parallel 8 on 8 GPUs divides nothing."""
+    request = request_for(model="llama-2-13b", gpus=8)
+    assert "no effect with data-parallel size 1" in broken(request, tp=8, zero_stage=1)["zero_needs_data_parallel"]
+
+
+def test_offloading_parameters_needs_stage_3() -> None:
+    request = request_for(gpus=8)
+    said = broken(request, framework="deepspeed", zero_stage=2, offload=2, dp=8, dp_shard=8)
+    assert "stage 3" in said["offload"]
+
+
+def test_hpz_on_one_node_is_refused() -> None:
+    request = request_for(gpus=8)
+    assert "hpz" in broken(request, framework="deepspeed", zero_stage=3, hpz=8, dp=8, dp_shard=8)
+
+
+def test_the_global_batch_is_kept_exactly() -> None:
+    request = request_for(gpus=8, global_batch=100)
+    said = broken(request, framework="ddp", dp=8, dp_shard=8, micro_batch_size=1, gradient_accumulation_steps=12)
+    assert "= 96 is not the global batch of 100" in said["global_batch"]
+
+
+@pytest.mark.parametrize("model", ["llama-2-7b", "mixtral-8x7b"])
+def test_mask_and_sentences_agree(model: str) -> None:
+    """The same predicate gives the search's mask and a plan's validation."""
+    request = request_for(model=model, gpus=16, global_batch=64)
+    generator = numpy.random.default_rng(0)
+    for block in blocks(request):
+        alive = mask(request, block, {})
+        for row in generator.choice(len(alive), size=min(200, len(alive)), replace=False):
+            assert bool(alive[row]) == (not violated(request, block.take(int(row))))
+
+
+def test_every_constraint_of_megatron_says_where_it_comes_from() -> None:
+    unsourced = {c.name for c in CONSTRAINTS if "megatron" in c.frameworks and not c.source and not c.advice}
+    # what our own programs cannot do has no outside source
+    assert unsourced <= {"architecture", "method", "gpus", "zero_stages"}
