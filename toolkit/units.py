@@ -248,11 +248,11 @@ _COUNT_UNITS = {
     "t": 1e12,
     "trillion": 1e12,
 }
-_COUNT = re.compile(
+_MODEL_SIZE = re.compile(
     r"\+?(?P<number>(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,3}(?:_[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?(?:e\+?[0-9]{1,2})?)"
     r"\s*(?P<unit>[a-z]+)?(?:\s+param(?:eter)?s?)?"
 )
-_NAME = re.compile(r"[a-z0-9][a-z0-9 ._:/\\@+-]*")
+_MODEL_NAME = re.compile(r"[a-z0-9][a-z0-9 ._:/\\@+-]*")
 _SIZE_TOKEN = re.compile(r"[0-9]+(?:\.[0-9]+)?[bmt]")
 _ACTIVE_TOKEN = re.compile(r"a[0-9]+(?:\.[0-9]+)?[bm]")  # Qwen3-30B-A3B: 3B of 30B are active
 _EFFECTIVE_TOKEN = re.compile(r"e[0-9]+(?:\.[0-9]+)?b")  # gemma-3n-E4B: as if it were 4B
@@ -287,12 +287,12 @@ def read_size(text: str) -> ModelSize:
     lowered = text.strip().casefold()
     if not lowered:
         raise ToolkitError("the model size is empty", remedy=_SIZE_REMEDY)
-    match = _COUNT.fullmatch(lowered)
+    match = _MODEL_SIZE.fullmatch(lowered)
     if match and (match["unit"] is None or match["unit"] in _COUNT_UNITS):
         return _plain_count(text, match["number"], match["unit"])
     if match and re.fullmatch(r"[kmgt]i?b", match["unit"]):
         raise ToolkitError(f"{text!r} is an amount of memory, not a number of parameters", remedy=_SIZE_REMEDY)
-    if not _NAME.fullmatch(lowered):
+    if not _MODEL_NAME.fullmatch(lowered):
         raise ToolkitError(f"{text!r} is neither a size nor a model's name", remedy=_SIZE_REMEDY)
     return _size_in_name(text, re.split(r"[/\\]", lowered.rstrip("/\\"))[-1])
 
