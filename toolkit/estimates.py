@@ -41,7 +41,11 @@ class HostMemoryEstimate(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class CommunicationEstimate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Per GPU and optimizer step: bytes sent, and seconds if nothing hid them, by axis."""
+    """Per GPU and optimizer step: bytes sent, and seconds if nothing hid them, by axis.
+
+    ``dp_unhidable_seconds`` is the part of ``dp_seconds`` that no computation can run beside (the gather of
+    parameters after the optimizer step in ZeRO-1 and ZeRO-2).
+    """
 
     tp_bytes: float = 0.0
     cp_bytes: float = 0.0
@@ -53,6 +57,7 @@ class CommunicationEstimate(msgspec.Struct, frozen=True, kw_only=True, forbid_un
     ep_seconds: float = 0.0
     pp_seconds: float = 0.0
     dp_seconds: float = 0.0
+    dp_unhidable_seconds: float = 0.0
 
 
 class StepEstimate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

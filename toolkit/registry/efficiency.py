@@ -78,11 +78,11 @@ def attention_curve(accelerator: Accelerator) -> AttentionCurve:
 
 
 def fabric_curve(link: Link) -> FabricCurve:
-    """The first row of fabric.toml one of whose words is in the link's name, or the assumed row ``other``."""
+    """The first row of fabric.toml one of whose words begins a word of the link's name, else the row ``other``."""
     rows = _load("fabric")
-    name = link.name.lower().replace("_", " ")
+    name = " " + link.name.lower().replace("_", " ").replace("-", " ")
     for row in rows.values():
-        if any(word in name for word in row["words"]):
+        if any(" " + word in name for word in row["words"]):
             return msgspec.convert(row, FabricCurve)
     return msgspec.convert(rows["other"], FabricCurve)
 

@@ -1,0 +1,115 @@
+"""What one token costs in the average layer of a model: plain numbers, computed once, before any strategy.
+
+Everything a strategy scales (tokens per micro batch, degrees) is left to ``communication`` and ``step``; here
+stands what depends on the model and the workload alone. A *whole* quantity is the same on every tensor-parallel
+rank, a *sharded* one is divided by tp. Layers of different kinds are averaged: a pipeline stage is taken as
+``layers / pp`` average layers. Left out: which stage holds the leading dense layers of a sparse model.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from toolkit.estimate.flop import adapter_parameters, attention_dims, attention_layers, attention_per_token, matrices
+from toolkit.estimate.parameters import count_parameters
+from toolkit.model import ModelSpec
+from toolkit.workload import Workload
+
+
+class LayerWork(msgspec.Struct, frozen=True, kw_only=True):
+    """Per average layer. Widths are elements per token that enter and leave matrix products."""
+
+    layers: int
+    hidden: float
+    sharded_weights: float
+    whole_weights: float
+    expert_weights: float  # of one expert
+    sharded_width: float
+    whole_width: float
+    expert_sharded_width: float  # per token and chosen expert
+    expert_whole_width: float
+    kernels: float
+    experts: float
+    experts_per_token: float
+    dense_fraction: float  # of layers whose MLP is dense
+    expert_fraction: float
+    attention_flop: float  # executed, forward, per token
+    score_elements: float  # eager attention: elements of the score matrix per token
+    key_value_width: float
+    rotary_width: float
+    dense_activation_width: float
+    expert_activation_width: float  # per chosen expert
+    norms: float
+    gated: float
+    head_weights: float
+    vocabulary: float
+    # parameters per average layer and beside the layers, as gradients and gathers see them
+    sharded_parameters: float
+    replicated_parameters: float
+    expert_parameters: float
+    embedding_parameters: float
+    head_parameters: float
+    other_parameters: float
+    adapter_parameters: float
+    total_parameters: float
+
+
+def layer_work(model: ModelSpec, workload: Workload) -> LayerWork:
+    """The average layer of a model under a workload."""
+    count = float(model.num_hidden_layers)
+    parameters = count_parameters(model)
+    table = matrices(model)
+    dense = [m for m in table[:-1] if not m.cut.startswith("expert")]
+    routed = [m for m in table[:-1] if m.cut.startswith("expert")]
+    cut = [m for m in dense if m.cut != "whole"]
+    sharded_width = sum((m.outputs if m.cut == "column" else m.inputs) * m.layers for m in cut)
+    whole_width = sum((m.inputs if m.cut == "column" else m.outputs) * m.layers for m in cut)
+    whole_width += sum((m.inputs + m.outputs) * m.layers for m in dense if m.cut == "whole")
+    windowed, full = attention_layers(model)
+    attention = float(windowed + full)
+    executed = workload.attention == "flash"
+    key_dim, _ = attention_dims(model)
+    key_values = 2.0 * model.num_key_value_heads * model.head_dim
+    if model.is_mla:
+        key_values = float(model.num_attention_heads * (key_dim + model.v_head_dim))
+    mlps = model.layer_mlps
+    layers = parameters.layers
+    return LayerWork(
+        layers=model.num_hidden_layers,
+        hidden=float(model.hidden_size),
+        sharded_weights=sum(m.elements * m.layers for m in cut) / count,
+        whole_weights=sum(m.elements * m.layers for m in dense if m.cut == "whole") / count,
+        expert_weights=sum(m.elements * m.layers for m in routed) / count,
+        sharded_width=sharded_width / count,
+        whole_width=whole_width / count,
+        expert_sharded_width=sum((m.outputs if m.cut == "expert_column" else m.inputs) * m.layers for m in routed)
+        / count,
+        expert_whole_width=sum((m.inputs if m.cut == "expert_column" else m.outputs) * m.layers for m in routed)
+        / count,
+        kernels=sum(m.layers for m in table[:-1]) / count,
+        experts=float(model.num_experts),
+        experts_per_token=float(model.num_experts_per_tok),
+        dense_fraction=mlps.count("D") / count,
+        expert_fraction=mlps.count("E") / count,
+        attention_flop=attention_per_token(model, workload.sequence_length, executed) / count,
+        score_elements=attention / count * model.num_attention_heads * float(workload.sequence_length),
+        key_value_width=attention / count * key_values,
+        rotary_width=attention / count * (model.num_attention_heads + model.num_key_value_heads) * float(key_dim),
+        dense_activation_width=(
+            mlps.count("D") * model.intermediate_size + mlps.count("E") * model.shared_expert_intermediate_size
+        )
+        / count,
+        expert_activation_width=mlps.count("E") / count * model.moe_intermediate_size,
+        norms=float(model.norms_per_layer),
+        gated=1.0 if model.gated_mlp else 0.0,
+        head_weights=table[-1].elements,
+        vocabulary=float(model.vocab_size),
+        sharded_parameters=sum(layer.sharded for layer in layers) / count,
+        replicated_parameters=sum(layer.replicated for layer in layers) / count,
+        expert_parameters=sum(layer.routed_experts for layer in layers) / count,
+        embedding_parameters=float(parameters.embedding + parameters.positions),
+        head_parameters=float(parameters.head),
+        other_parameters=float(sum(parameters.other.values()) + parameters.final_norm),
+        adapter_parameters=float(adapter_parameters(model, workload)),
+        total_parameters=float(parameters.total),
+    )
