@@ -5,12 +5,21 @@ from __future__ import annotations
 import msgspec
 
 
+def is_assumed(source: str) -> bool:
+    """Whether a source says that its figure is an assumption (or says nothing at all)."""
+    return not source or source.casefold().startswith("assumed")
+
+
 class Accelerator(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One device as the scheduler and the framework see it (one GCD of an MI250X, not the package).
 
-    ``memory_bytes`` is what the driver lets a process use, not the marketed size.
-    ``peak_flop_per_second`` holds dense peaks by dtype (bf16, fp16, fp8, tf32, fp32).
+    ``memory_bytes`` is what the driver lets a process use, not the marketed size; ``driver_total_bytes``
+    is the slightly larger total that nvidia-smi prints, where it is known.
+    ``peak_flop_per_second`` holds dense peaks by dtype (bf16, fp16, fp8, tf32, fp32): a dtype that is
+    not there is one that the hardware does not have.
     ``achievable_flop_per_second`` holds the best matrix product ever measured, where someone did.
+    ``sources`` names the source of each figure by the field's name (``peak_flop_per_second.tf32`` for
+    one dtype); a source that begins with ``assumed`` marks a figure that nobody looked up or measured.
     """
 
     name: str
@@ -18,22 +27,47 @@ class Accelerator(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     vendor: str = "NVIDIA"
     architecture: str = ""  # volta, ampere, ada, hopper, blackwell, cdna3, cpu ...
     memory_bytes: float
+    driver_total_bytes: float = 0.0
     memory_bandwidth_bytes_per_second: float
     peak_flop_per_second: dict[str, float]
     achievable_flop_per_second: dict[str, float] = {}
     host_link_bytes_per_second: float = 0.0  # PCIe or C2C, one direction: used by offload
     price_per_hour: float = 0.0
     source: str
+    sources: dict[str, str] = {}
     notes: str = ""
+
+    @property
+    def supports_bf16(self) -> bool:
+        """Whether matrix products in bf16 run in hardware (not on V100 and T4)."""
+        return "bf16" in self.peak_flop_per_second
+
+    @property
+    def supports_fp8(self) -> bool:
+        """Whether matrix products in fp8 run in hardware (Ada, Hopper, Blackwell, CDNA3 and later, Gaudi)."""
+        return "fp8" in self.peak_flop_per_second
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """Names of the figures whose source is an assumption."""
+        return tuple(name for name, source in self.sources.items() if is_assumed(source))
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A connection, described per GPU and per direction."""
+    """A connection, described per GPU and per direction.
+
+    ``bandwidth_bytes_per_second`` is the raw rate of the link (data sheet, all its lanes together); what
+    collectives reach of it is the business of data/efficiency. ``peer_bandwidth_bytes_per_second`` is
+    what one single peer gets where there is no switch (xGMI mesh); 0 means all of it.
+    ``latency_seconds`` is that of the wire for one small message, one hop, without the software above it.
+    """
 
     name: str
     bandwidth_bytes_per_second: float
+    peer_bandwidth_bytes_per_second: float = 0.0
     latency_seconds: float
     source: str = "assumed"
+    latency_source: str = "assumed"
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,7 +98,9 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """``nodes`` equal nodes of ``gpus_per_node`` equal accelerators.
 
     ``fast_domain_gpus`` is how many GPUs the fast (intra-node class) link joins: usually
-    ``gpus_per_node``; 72 on an NVL72 rack whose schedulable nodes hold 4.
+    ``gpus_per_node``; 72 on an NVL72 rack whose schedulable nodes hold 4. Host memory and cores are
+    what one node gives to the job. ``storage_bandwidth_bytes_per_second`` is that of the shared file
+    system for all nodes of the job together; 0 means unknown. ``sources`` is as in Accelerator.
     """
 
     name: str
@@ -79,6 +115,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     storage_bandwidth_bytes_per_second: float = 0.0
     site: Site = msgspec.field(default_factory=Site)
     source: str = ""
+    sources: dict[str, str] = {}
     notes: tuple[str, ...] = ()
 
     @property
@@ -90,3 +127,13 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def fast_domain(self) -> int:
         """GPUs that reach each other over the intra-node link."""
         return self.fast_domain_gpus or self.gpus_per_node
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """Names of the figures whose source is an assumption; those of the accelerator carry its name."""
+        found = [name for name, source in self.sources.items() if is_assumed(source)]
+        for place in ("intra_node", "inter_node"):
+            link = getattr(self, place)
+            found += [f"{place}.bandwidth_bytes_per_second"] * is_assumed(link.source)
+            found += [f"{place}.latency_seconds"] * is_assumed(link.latency_source)
+        return (*(f"accelerator.{name}" for name in self.accelerator.assumed), *found)
