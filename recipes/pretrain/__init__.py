@@ -1,0 +1,1 @@
+"""Pretraining with megatron-core: ``torchrun ... -m recipes.pretrain.train --plan plan.json --megatron FILE``."""

@@ -1,0 +1,98 @@
+"""Initial weights that depend on the seed and on each parameter's name, and on nothing else.
+
+megatron-core draws each rank's shards from that rank's random state, so another tensor- or pipeline-parallel
+size starts from other weights. Here every parameter's whole tensor is drawn from a generator seeded by its
+global name and each rank keeps its shard: moving a run to another layout leaves step 0 as it was. The
+largest parameter is whole in memory for a moment (the embedding: 2.1 GB in fp32 for 128k x 4k).
+
+Standard deviations are the library's: ``init_method_std`` and, for the projections back into the residual
+stream, ``init_method_std / sqrt(2 L)``; norms 1, biases 0. How far the vocabulary is padded depends on the
+tensor-parallel size: the rows beyond the model's own are zero, and the loss never sees them
+(:func:`hide_padding`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import zlib
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+
+INTO_RESIDUAL = ("linear_proj.weight", "linear_fc2")
+VOCABULARY = ("word_embeddings.weight", "output_layer.weight")
+
+
+def initialise(model: Any, config: Any, seed: int, vocab_size: int) -> None:
+    """Fill every parameter of one model chunk, before it is wrapped; ``vocab_size`` is the unpadded one."""
+    for name, parameter in model.named_parameters():
+        expert = ".experts." in f".{name}"
+        group_rank, group_size = _tensor_group(expert)
+        sharded = getattr(parameter, "tensor_model_parallel", False)
+        dimension = getattr(parameter, "partition_dim", -1)
+        shape = list(parameter.shape)
+        if sharded:
+            shape[dimension] *= group_size
+        rows = shape[0]
+        if name.endswith(VOCABULARY):
+            shape[0] = vocab_size
+        full = _draw(_global_name(name, model, config), shape, config, seed, parameter.device)
+        full = torch.nn.functional.pad(full, (0, 0) * (full.dim() - 1) + (0, rows - full.size(0)))
+        if sharded:
+            gated = "linear_fc1.weight" in name and config.gated_linear_unit
+            halves = full.chunk(2, dimension) if gated else (full,)  # gate and up are split each on its own
+            full = torch.cat([half.chunk(group_size, dimension)[group_rank] for half in halves], dimension)
+        parameter.data.copy_(full)
+
+
+def hide_padding(model: Any, vocab_size: int) -> None:
+    """Set the logits of padding tokens to minus infinity, so that they have no part in the loss.
+
+    Megatron-LM lets them take part; the loss then depends on the padding, and so on the tensor-parallel size.
+    """
+    first = vocab_size - parallel_state.get_tensor_model_parallel_rank() * model.output_layer.output_size_per_partition
+    if first >= model.output_layer.output_size_per_partition:
+        return
+
+    def mask(_module: Any, _inputs: Any, output: tuple[torch.Tensor, Any]) -> tuple[torch.Tensor, Any]:
+        output[0][..., max(0, first) :] = float("-inf")
+        return output
+
+    model.output_layer.register_forward_hook(mask)
+
+
+def _tensor_group(expert: bool) -> tuple[int, int]:
+    if expert:
+        return (
+            parallel_state.get_expert_tensor_parallel_rank(),
+            parallel_state.get_expert_tensor_parallel_world_size(),
+        )
+    return parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_tensor_model_parallel_world_size()
+
+
+def _global_name(name: str, model: Any, config: Any) -> str:
+    """The parameter's name in the whole model: global layer and expert numbers, and one name for tied embeddings."""
+    parts = name.split(".")
+    if "layers" in parts:
+        place = parts.index("layers") + 1
+        parts[place] = str(model.get_submodule(".".join(parts[: place + 1])).layer_number - 1)
+    if "local_experts" in parts:
+        place = parts.index("local_experts") + 1
+        per_rank = config.num_moe_experts // parallel_state.get_expert_model_parallel_world_size()
+        parts[place] = str(int(parts[place]) + per_rank * parallel_state.get_expert_model_parallel_rank())
+    if getattr(model, "share_embeddings_and_output_weights", False) and parts[-2:] == ["output_layer", "weight"]:
+        parts[-2:] = ["embedding", "word_embeddings", "weight"]
+    return ".".join(parts)
+
+
+def _draw(name: str, shape: list[int], config: Any, seed: int, device: torch.device) -> torch.Tensor:
+    if name.endswith("bias"):
+        return torch.zeros(shape, device=device)
+    if re.search(r"norm(_weight|\.weight)$", name):
+        return torch.ones(shape, device=device)
+    residual = any(part in name for part in INTO_RESIDUAL)
+    deviation = config.init_method_std / (math.sqrt(2.0 * config.num_layers) if residual else 1.0)
+    generator = torch.Generator(device).manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
+    return torch.randn(shape, generator=generator, device=device) * deviation

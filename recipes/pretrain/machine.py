@@ -1,0 +1,70 @@
+"""What depends on the machine a job lands on: the device, the backend, and the kernels that are installed there.
+
+A plan is made for one kind of machine and its file may name fused kernels that another one lacks. They
+change speed, not arithmetic beyond rounding, so they are switched off with a message instead of failing
+the job. Everything that changes what is learnt stays as the file says.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Device and backend of this process, and whether Transformer Engine and Apex can be imported."""
+
+    device: str  # cuda | cpu
+    backend: str  # nccl | gloo
+    transformer_engine: bool
+    apex: bool
+
+
+def detect() -> Machine:
+    """Look at this machine; installs the CPU shim where there is no GPU."""
+    import torch
+
+    cuda = torch.cuda.is_available()
+    if not cuda:
+        from recipes.pretrain import cpu_shim
+
+        cpu_shim.install()
+    return Machine(
+        device="cuda" if cuda else "cpu",
+        backend="nccl" if cuda else "gloo",
+        transformer_engine=cuda and importlib.util.find_spec("transformer_engine") is not None,
+        apex=cuda and importlib.util.find_spec("apex") is not None,
+    )
+
+
+def transformer_settings(machine: Machine, wanted: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The TransformerConfig keywords for this machine, and one sentence for each that differs from the file."""
+    settings, notes = dict(wanted), []
+    engine_only = (
+        "apply_rope_fusion",
+        "moe_permute_fusion",
+        "moe_router_fusion",
+        "moe_grouped_gemm",
+        "tp_comm_overlap",
+    )
+    switched_off = {
+        **{key: "needs Transformer Engine" for key in engine_only if not machine.transformer_engine},
+        **({} if machine.transformer_engine or machine.apex else {"gradient_accumulation_fusion": "needs Apex"}),
+        **({} if machine.transformer_engine else {"persist_layer_norm": "needs Apex or Transformer Engine"}),
+        **({} if machine.apex else {"masked_softmax_fusion": "needs Apex"}),
+    }
+    if machine.device == "cpu":
+        for key in ("bias_activation_fusion", "bias_dropout_fusion", "cross_entropy_loss_fusion"):
+            switched_off[key] = "is compiled for GPUs"
+    for key, reason in switched_off.items():
+        if settings.get(key):
+            settings[key] = False
+            notes.append(f"transformer.{key} is off: it {reason}")
+    if machine.backend == "gloo" and settings.get("overlap_p2p_comm") and settings.get("deallocate_pipeline_outputs"):
+        # gloo's isend still reads the buffer that the library frees: losses go wrong without an error.
+        settings["deallocate_pipeline_outputs"] = False
+        notes.append("transformer.deallocate_pipeline_outputs is off: gloo reads the freed buffer")
+    settings["use_cpu_initialization"] = machine.device == "cpu"
+    return settings, notes
