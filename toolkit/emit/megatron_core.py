@@ -98,7 +98,8 @@ def _shape(plan: Plan) -> dict[str, Any]:
         "add_bias_linear": model.mlp_bias,
         "add_qkv_bias": model.attention_bias,
         "normalization": "LayerNorm" if model.norm_bias else "RMSNorm",
-        "qk_layernorm": model.qk_norm != "none",
+        # latent attention norms its compressed queries and keys under the same switch
+        "qk_layernorm": model.qk_norm != "none" or model.is_mla,
         "hidden_dropout": dropout,
         "attention_dropout": dropout,
     }
