@@ -17,7 +17,7 @@ from typing import NamedTuple
 from toolkit.calibration import Calibration
 from toolkit.cluster import ClusterSpec
 from toolkit.equation import equation
-from toolkit.estimate.communication import dense_parameters_per_gpu, gradient_bytes, value_bytes
+from toolkit.estimate.communication import dense_parameters_per_gpu, value_bytes
 from toolkit.estimate.flop import (
     attention_dims,
     forward_flop_per_token,
@@ -27,6 +27,7 @@ from toolkit.estimate.flop import (
 )
 from toolkit.estimate.matmul import Rates, matmul_seconds, memory_seconds, rates
 from toolkit.estimate.pipeline import bubble_seconds
+from toolkit.estimate.precision import state_precision
 from toolkit.estimate.work import LayerWork, layer_work
 from toolkit.estimates import CommunicationEstimate, StepEstimate
 from toolkit.model import ModelSpec
@@ -103,7 +104,11 @@ def step(
     layers, micro = 1.0 * ceil_div(work.layers, s.pp), 1.0 * s.gradient_accumulation_steps
     again = recompute_seconds(s.recompute, layer.forward, layer.core)
 
-    compute = micro * (layers * (layer.forward + layer.backward) + layer.head)
+    # an uneven split leaves a layer out beside the head: the slowest stage is the last or a full one
+    spared = minimum(1.0, layers * s.pp - work.layers)
+    one = layer.forward + layer.backward
+    tail = maximum(layer.head - spared * (one + again), 0.0)
+    compute = micro * (layers * one + tail)
     recompute = micro * layers * again
     forward_window, backward_window = layers * layer.forward, layers * (layer.backward + again)
     windows = _data_windows(s, micro, forward_window, backward_window)
@@ -118,7 +123,7 @@ def step(
         dp_seconds = sent.dp_unhidable_seconds + exposed(hidable, windows, dp)
         dp_seconds = dp_seconds + slowdown * dp * minimum(hidable, windows)
         inside = (tp_seconds + cp_seconds + ep_seconds) / micro
-        stage = layers * (layer.forward + layer.backward + again) + inside
+        stage = layers * (one + again) + inside
         bubble = bubble_seconds(s.pp, s.virtual_pipeline_stages, stage)
         return tp_seconds, cp_seconds, ep_seconds, pp_seconds, dp_seconds, bubble
 
@@ -126,7 +131,7 @@ def step(
         c["tp_hidden_fraction"],
         c["cp_hidden_fraction"],
         c["ep_hidden_fraction"],
-        1.0 - c["pp_exposed_fraction"],
+        where(s.virtual_pipeline_stages > 1, c["pp_hidden_fraction"], 0.0),
         c["dp_hidden_fraction"],
         c["overlap_slowdown"],
     )
@@ -212,7 +217,11 @@ def layer_seconds(work: LayerWork, rate: Rates, workload: Workload, s: Strategy,
     )
     linear = matmul_seconds(flop, rate.matmul, moved, rate.memory, work.kernels, rate.launch)
     # the gradient of the weights is written (accumulated: read, added, written) in its own type
-    accumulated = memory_seconds(weights * 2.0 * gradient_bytes(workload, s.framework), rate.memory, 1.0)
+    state = state_precision(workload, s.framework)
+    accumulated = memory_seconds(weights * 2.0 * state.gradients, rate.memory, 1.0)
+    if s.framework == "ddp" and state.parameters > each:
+        # autocast reads float32 weights and writes the working copy in every forward pass
+        accumulated = accumulated + memory_seconds(weights * (state.parameters + each), rate.memory, 1.0)
 
     whole_forward, sharded_forward, whole_backward, sharded_backward = _elementwise(work, workload, each)
     factor = 1.0 if fused else c["unfused_traffic"]
@@ -283,6 +292,17 @@ def _head_seconds(
     return head_seconds(tokens, work.head_weights * trained, s.tp, rate.head, logits, memory)
 
 
+@equation("T17", "min(m, max(1, p*(v - 1)/v))")
+def final_micro_batches(pipeline: Number, virtual: Number, micro_batches: Number) -> Number:
+    """Passes over a whole stage that lie between the first final gradient of a GPU and the end of its backward.
+
+    Without interleaving every gradient becomes final in the last micro batch: one pass. With ``v`` chunks the last
+    group of ``p`` micro batches runs chunk by chunk (Narayanan et al. 2021, section 2.2), so the first chunk's
+    gradients are final ``v - 1`` groups earlier: ``p*(v - 1)/v`` passes.
+    """
+    return minimum(1.0 * micro_batches, maximum(1.0, 1.0 * pipeline * (virtual - 1.0) / virtual))
+
+
 def _data_windows(s: Strategy, micro: Number, forward: Number, backward: Number) -> Number:
     """Computation beside which the data axis may communicate in one step."""
     if s.framework == "fsdp":
@@ -290,7 +310,8 @@ def _data_windows(s: Strategy, micro: Number, forward: Number, backward: Number)
     if s.framework == "ddp":
         return backward
     if s.framework == "megatron":
-        return backward + where(s.zero_stage > 0, forward, 0.0)
+        passes = final_micro_batches(s.pp, s.virtual_pipeline_stages, micro)
+        return passes * (backward + where(s.zero_stage > 0, forward, 0.0))
     return where(s.zero_stage == 3, micro * (forward + backward), where(s.zero_stage == 2, micro * backward, backward))
 
 
@@ -336,9 +357,8 @@ def _optimizer(
     trained = 1.0 if workload.method == "full" else work.adapter_parameters / work.total_parameters
     updated = updated * trained
     each = value_bytes(workload)
-    states = {"sgd": 4.0, "adamw_8bit": 2.0}.get(workload.optimizer, 8.0)
-    master = 0.0 if each == 4.0 else 4.0
-    moved = 2.0 * (states + master + each) + gradient_bytes(workload, s.framework)
+    state = state_precision(workload, s.framework)
+    moved = 2.0 * (state.optimizer_states + state.master + state.parameters) + state.gradients
     traffic = c["optimizer_traffic_fused"] if s.framework == "megatron" else c["optimizer_traffic_eager"]
     on_device = optimizer_seconds(updated, moved * traffic, rate.memory * c["memory_fraction"])
     node = float(cluster.gpus_per_node)
