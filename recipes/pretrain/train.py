@@ -14,6 +14,7 @@ run that is killed starts again at its first step.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 import time
@@ -121,9 +122,9 @@ def _train(plan: Plan, core: CoreConfig, output_dir: Path, plan_text: bytes, mac
                 step=step + 1,
                 seconds=seconds,
                 tokens=training.global_batch_size * training.sequence_length,
-                loss=loss,
+                loss=_finite(loss),
                 learning_rate=rate,
-                gradient_norm=None if gradient_norm is None else float(gradient_norm),
+                gradient_norm=_finite(gradient_norm),
                 peak_memory_bytes=torch.cuda.max_memory_allocated() if machine.device == "cuda" else None,
                 samples_seen=(step + 1) * training.global_batch_size,
             )
@@ -133,6 +134,10 @@ def _train(plan: Plan, core: CoreConfig, output_dir: Path, plan_text: bytes, mac
     if global_rank == 0:
         checkpoint.mark_finished(output_dir, {"step": steps, "loss": loss})
     torch.distributed.barrier()
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if value is not None and math.isfinite(float(value)) else None  # JSON has no NaN
 
 
 if __name__ == "__main__":
