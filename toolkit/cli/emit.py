@@ -1,0 +1,41 @@
+"""``toolkit emit``: the files of a plan, written again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from toolkit.errors import ToolkitError
+
+
+@click.command("emit")
+@click.argument("plan_file", metavar="PLAN.json")
+@click.option("--out", required=True, metavar="DIR", help="Directory for the files; made if it is missing.")
+@click.option("--force", is_flag=True, help="Overwrite files that exist.")
+@click.option("--json", "as_json", is_flag=True, help="Print the paths as JSON.")
+def command(plan_file: str, out: str, force: bool, as_json: bool) -> None:
+    """Write the configuration files and launch scripts of PLAN.json into DIR.
+
+    DeepSpeed JSON, accelerate YAML or Megatron files, a torchrun script, a Slurm batch script, and the
+    commands to start them (COMMANDS.txt). Give --force to write over the plan's own directory.
+    """
+    from toolkit import plan as plans
+    from toolkit.cli.files import write_files
+    from toolkit.emit.bundle import bundle
+
+    try:
+        text = Path(plan_file).read_bytes()
+    except (OSError, ValueError) as error:
+        raise ToolkitError(f"cannot read {plan_file!r}: {error}", remedy="make it with toolkit plan --out") from error
+    plan = plans.load(text, plan_file)
+    # absolute, so that the job finds its files from whatever directory it is submitted in
+    files = bundle(plan, str(Path(out).absolute()))
+    paths = write_files(out, files, force)
+    if as_json:
+        import json
+
+        click.echo(json.dumps({"files": [str(path) for path in paths]}))
+        return
+    for path in paths:
+        click.echo(path)

@@ -1,0 +1,95 @@
+"""Everything that one plan is turned into: file name to text."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+
+from toolkit import plan as plans
+from toolkit.emit import accelerate, deepspeed, megatron, script, slurm, torchrun
+from toolkit.errors import Problem, ToolkitError
+from toolkit.plan import Plan
+
+
+def bundle(plan: Plan, directory: str) -> dict[str, str]:
+    """The files of ``--out DIR``; ``directory`` is how the batch script writes the path to them.
+
+    ========================  ==================================  =======================================
+    file                      for                                 read by
+    ========================  ==================================  =======================================
+    plan.json                 every plan                          the program, emit, verify, doctor
+    launch.sh, train.sbatch   every plan                          bash, sbatch
+    COMMANDS.txt              every plan                          you
+    ds_config.json            DeepSpeed                           the program, DeepSpeed
+    ds_config_auto.json       DeepSpeed                           your own Trainer script
+    accelerate.yaml           DeepSpeed, FSDP, DDP                accelerate launch
+    megatron_core.json        Megatron                            the program
+    megatron_args.txt         Megatron                            Megatron-LM's pretrain_gpt.py
+    ========================  ==================================  =======================================
+
+    Raises ToolkitError with the problems of all files together.
+    """
+    files = script.files_of(plan, directory)
+    makers: dict[str, Callable[[], str]] = {
+        "plan.json": lambda: plans.dump(plan),
+        "launch.sh": lambda: torchrun.launch_script(plan),
+        "train.sbatch": lambda: slurm.batch_script(plan, files),
+        "COMMANDS.txt": lambda: commands(plan, directory),
+    }
+    if plan.strategy.framework == "deepspeed":
+        makers["ds_config.json"] = lambda: to_json(deepspeed.config(plan))
+        makers["ds_config_auto.json"] = lambda: to_json(deepspeed.auto_twin(plan))
+    if plan.strategy.framework == "megatron":
+        makers["megatron_core.json"] = lambda: to_json(megatron.core_config(plan))
+        makers["megatron_args.txt"] = lambda: megatron.arguments_text(plan)
+    else:
+        makers["accelerate.yaml"] = lambda: accelerate.text(plan, _join(directory, "ds_config.json"))
+    texts: dict[str, str] = {}
+    problems: dict[Problem, None] = {}  # a dictionary: several files have the same problem
+    for name, make in makers.items():
+        try:
+            texts[name] = make()
+        except ToolkitError as error:
+            problems |= dict.fromkeys(error.problems)
+    if problems:
+        raise ToolkitError(*problems)
+    return texts
+
+
+def to_json(values: object) -> str:
+    """JSON as the committed files have it: two spaces, keys in the order given."""
+    return json.dumps(values, indent=2) + "\n"
+
+
+def commands(plan: Plan, directory: str) -> str:
+    """``COMMANDS.txt``: how to start what was written, one command per paragraph."""
+    cluster, framework = plan.cluster, plan.strategy.framework
+
+    def file(name: str) -> str:
+        return shlex.quote(_join(directory, name))
+
+    paragraphs = [("On Slurm", f"sbatch {file('train.sbatch')}")]
+    if cluster.nodes == 1:
+        paragraphs.append(("On this machine", f"bash {file('launch.sh')}"))
+    else:
+        start = f"RDZV_ENDPOINT=FIRST_NODE:29400 RDZV_ID=NAME bash {file('launch.sh')}"
+        paragraphs.append((f"Without a scheduler, on each of the {cluster.nodes} nodes", start))
+    if framework == "megatron":
+        flags = f"torchrun ... pretrain_gpt.py $(cat {file('megatron_args.txt')}) --data-path ... --tokenizer-type ..."
+        paragraphs.append(("With Megatron-LM core_v0.16.1 itself", flags))
+    else:
+        more = f" --deepspeed {file('ds_config.json')}" if framework == "deepspeed" else ""
+        ranks = "" if cluster.nodes == 1 else " --machine_rank N --main_process_ip FIRST_NODE --main_process_port 29400"
+        start = f"accelerate launch --config_file {file('accelerate.yaml')}{ranks} -m recipes.{plan.program}.train"
+        paragraphs.append(("With accelerate", f"{start} --plan {file('plan.json')}{more} --output-dir {file('run')}"))
+    paragraphs.append(("Again, after editing plan.json", f"toolkit emit {file('plan.json')} --out DIR"))
+    ending = (
+        "\nArguments after a script's name go to the program. The run is written to "
+        f"{file('run')} and resumes from there; a stop request is the file STOP in it, or SIGUSR1.\n"
+    )
+    return "\n".join(f"{title}:\n  {command}\n" for title, command in paragraphs) + ending
+
+
+def _join(directory: str, name: str) -> str:
+    return name if directory in ("", ".") else f"{directory.rstrip('/')}/{name}"
