@@ -39,6 +39,23 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     lora_targets: str = "all-linear"
 
 
+def contract_sha256(contract: Contract) -> str:
+    """Fingerprint of an experiment: equal exactly where all settings are equal.
+
+    Over the settings that differ from the defaults, so that a setting added later does not change it;
+    a test keeps the defaults from changing (recipes/contracts.lock).
+    """
+    import hashlib
+
+    defaults = Contract()
+    changed = {
+        name: value
+        for name in contract.__struct_fields__
+        if (value := getattr(contract, name)) != getattr(defaults, name)
+    }
+    return hashlib.sha256(msgspec.json.encode(changed, order="deterministic")).hexdigest()
+
+
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A contract with its name, version, the program that runs it, and where its settings come from."""
 

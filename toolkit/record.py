@@ -21,12 +21,12 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One optimizer step, all ranks together."""
+    """One optimizer step, all ranks together. ``loss`` and ``gradient_norm`` are null where not finite."""
 
     step: int
     seconds: float
     tokens: int
-    loss: float
+    loss: float | None
     learning_rate: float
     gradient_norm: float | None = None
     peak_memory_bytes: int | None = None

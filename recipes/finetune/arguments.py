@@ -1,0 +1,97 @@
+"""A plan as keyword arguments of ``transformers.TrainingArguments`` (5.24), and as a DeepSpeed configuration."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from recipes.finetune.checks import is_cpu
+from toolkit import strategy as strategies
+from toolkit.plan import Plan
+
+# Trainer's names of the optimizers; the fused kernel needs a GPU
+OPTIMIZERS = {"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_bnb_8bit", "sgd": "sgd"}
+
+
+def training_arguments(
+    plan: Plan,
+    output_dir: str,
+    ds_config: dict[str, Any] | None,
+    save_steps: int,
+    report_to: list[str],
+) -> dict[str, Any]:
+    """Everything that follows from the plan; how many steps there are, only the data can tell.
+
+    The dataset hands out the sequences in their final order, so sampling is sequential. NaN losses are
+    shown as they are: the Trainer's default replaces them by a mean of earlier ones.
+    """
+    contract, strategy, cpu = plan.contract, plan.strategy, is_cpu(plan)
+    recompute = strategies.RECOMPUTE[strategy.recompute] == "full"
+    arguments: dict[str, Any] = {
+        "output_dir": output_dir,
+        "run_name": plan.name,
+        "max_steps": 1,
+        "per_device_train_batch_size": strategy.micro_batch_size,
+        "per_device_eval_batch_size": strategy.micro_batch_size,
+        "gradient_accumulation_steps": strategy.gradient_accumulation_steps,
+        "train_sampling_strategy": "sequential",
+        "remove_unused_columns": False,
+        "learning_rate": contract.learning_rate,
+        "weight_decay": contract.weight_decay,
+        "adam_beta1": contract.adam_beta1,
+        "adam_beta2": contract.adam_beta2,
+        "adam_epsilon": contract.adam_epsilon,
+        "max_grad_norm": contract.gradient_clipping,
+        "optim": "adamw_torch" if cpu and contract.optimizer == "adamw" else OPTIMIZERS[contract.optimizer],
+        "seed": contract.seed,
+        "bf16": contract.precision == "bf16",
+        "fp16": contract.precision == "fp16",
+        "use_cpu": cpu,
+        "ddp_backend": "gloo" if cpu and strategy.dp > 1 else None,
+        "ddp_find_unused_parameters": False,
+        "ddp_timeout": 7200,  # rank 0 may tokenise for long while the others wait
+        "logging_steps": 1,
+        "logging_nan_inf_filter": False,
+        "disable_tqdm": True,
+        "report_to": report_to or "none",
+        "eval_strategy": "no",
+        "save_strategy": "steps",
+        "save_steps": save_steps,
+        "save_total_limit": None,  # old checkpoints go only once a newer one is complete: runtime/checkpoint.py
+    }
+    if strategy.framework == "fsdp":
+        arguments["fsdp"] = True
+        arguments["fsdp_config"] = fsdp_config(plan)
+    elif recompute:
+        arguments["activation_checkpointing"] = True
+        arguments["activation_checkpointing_kwargs"] = {"use_reentrant": False}
+    if ds_config is not None and strategy.framework == "deepspeed":
+        arguments["deepspeed"] = deepspeed_config(ds_config)
+    return arguments
+
+
+def fsdp_config(plan: Plan) -> dict[str, Any]:
+    """FSDP2: stage 3 frees the gathered parameters after the forward pass, stage 2 keeps them until the backward."""
+    return {
+        "version": 2,
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "reshard_after_forward": plan.strategy.zero_stage == 3,
+        "cpu_offload": strategies.OFFLOAD[plan.strategy.offload] == "optimizer+parameters",
+        "activation_checkpointing": strategies.RECOMPUTE[plan.strategy.recompute] == "full",
+        # sharded while it trains: a full state on rank 0 at every save would need the memory of the whole model
+        "state_dict_type": "SHARDED_STATE_DICT",
+    }
+
+
+def deepspeed_config(ds_config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with the optimizer left to this program.
+
+    Built by DeepSpeed from JSON, the optimizer would decay norms and biases too, unlike under DDP and
+    FSDP. ``zero_force_ds_cpu_optimizer`` is off because accelerate 1.15 otherwise replaces the optimizer of
+    an offloaded run by DeepSpeedCPUAdam and drops betas and epsilon on the way
+    (``map_pytorch_optim_to_deepspeed``); the program creates that optimizer itself.
+    """
+    config = copy.deepcopy(ds_config)
+    config.pop("optimizer", None)
+    config["zero_force_ds_cpu_optimizer"] = False
+    return config

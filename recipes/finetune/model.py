@@ -1,0 +1,251 @@
+"""The model and tokenizer of a plan: weights from a path or the hub, or seeded random ones from a shape."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from recipes.byte_tokenizer import ByteTokenizer
+from recipes.finetune.checks import is_cpu
+from toolkit.errors import ToolkitError
+from toolkit.model import ModelSpec
+from toolkit.plan import Plan
+
+INITIAL_STD = 0.02  # where a shape does not say: initializer_range of these architectures
+
+# fields of a ModelSpec that are keywords of the configuration classes
+SAME_NAMES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "tie_word_embeddings",
+)
+
+
+def hub_or_path(plan: Plan) -> str:
+    """The folder or hub name with a ``config.json``; empty where the contract names only a shape."""
+    name = plan.contract.model
+    path = Path(name).expanduser()
+    if name and path.is_dir() and (path / "config.json").is_file():
+        return str(path)
+    if name and path.is_file() and path.name == "config.json":
+        return str(path.parent)
+    return name if name.count("/") == 1 and not path.exists() and not name.startswith((".", "~", "/")) else ""
+
+
+def has_weights(source: str) -> bool:
+    """Whether a local folder holds weights; a hub name is taken to."""
+    folder = Path(source)
+    return not folder.is_dir() or any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
+
+
+def llama_like_config(spec: ModelSpec, sequence_length: int) -> dict[str, Any]:
+    """Keywords of the transformers configuration class ``spec.model_type``; raises for any other shape."""
+    qkv, output = spec.attention_bias, spec.attention_output_bias
+    biases_fit = {
+        "llama": qkv == output,
+        "mistral": not (qkv or output or spec.mlp_bias),
+        "qwen2": qkv and not (output or spec.mlp_bias),
+        "qwen3": qkv == output and not spec.mlp_bias,
+    }
+    plain = (
+        spec.gated_mlp
+        and not (spec.is_moe or spec.is_mla or spec.mixers or spec.mlps)
+        and not (spec.other_parameters or spec.other_layer_parameters or spec.counted_layers)
+        and not (spec.norm_bias or spec.learned_positions or spec.lm_head_bias or spec.embedding_norm)
+        and spec.norms_per_layer == 2
+        and spec.partial_rotary_factor == 1.0
+        and spec.qk_norm == ("head" if spec.model_type == "qwen3" else "none")
+    )
+    if not (plain and biases_fit.get(spec.model_type, False)):
+        raise ToolkitError(
+            f"cannot build the {spec.model_type} model {spec.name} from its shape alone",
+            remedy="set the contract's model to a folder with config.json (and weights), or to a hub name",
+        )
+    keywords: dict[str, Any] = {name: getattr(spec, name) for name in SAME_NAMES}
+    keywords["max_position_embeddings"] = spec.max_position_embeddings or sequence_length
+    keywords["hidden_act"] = spec.hidden_act or "silu"
+    keywords["rope_parameters"] = _rope_parameters(spec)
+    if spec.norm_epsilon:
+        keywords["rms_norm_eps"] = spec.norm_epsilon
+    if spec.model_type in ("llama", "qwen3"):
+        keywords["attention_bias"] = qkv
+    if spec.model_type == "llama":
+        keywords["mlp_bias"] = spec.mlp_bias
+    if spec.model_type == "mistral":
+        keywords["sliding_window"] = spec.sliding_window or None
+    return keywords
+
+
+def _rope_parameters(spec: ModelSpec) -> dict[str, Any]:
+    """Rotary positions; the scaling is Llama 3.1's, whose other constants are the same in all its models.
+
+    Source: config.json of Llama-3.1-8B (factor 8) and Llama-3.2-1B (factor 32).
+    """
+    base = {"rope_theta": spec.rope_theta or 10000.0}
+    if not spec.rope_scaling_factor:
+        return base | {"rope_type": "default"}
+    return base | {
+        "rope_type": "llama3",
+        "factor": spec.rope_scaling_factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+
+
+def load_tokenizer(plan: Plan) -> Any:
+    """The contract's tokenizer: ``byte``, a name or path, or the model's own."""
+    name = plan.contract.tokenizer or hub_or_path(plan)
+    if name == "byte":
+        return ByteTokenizer()
+    if not name:
+        raise ToolkitError(
+            f"the contract has no tokenizer and its model {plan.contract.model!r} is only a shape",
+            remedy="set tokenizer to byte, or to a hub name or a path",
+        )
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ToolkitError(f"cannot load the tokenizer {name!r}: {error}", remedy="check the name or path") from error
+
+
+def load_model(plan: Plan, tokenizer: Any) -> tuple[Any, str]:
+    """The model, and one sentence that says where its weights come from.
+
+    Call after TrainingArguments exist: under ZeRO-3 they make the model come into being already sharded.
+    """
+    import torch
+    import transformers
+
+    source, contract = hub_or_path(plan), plan.contract
+    # DeepSpeed casts the whole model and keeps its own fp32 master copy; a frozen base needs none
+    half = plan.strategy.framework == "deepspeed" or contract.method != "full"
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(contract.precision) if half else None
+    keywords: dict[str, Any] = {"dtype": dtype or torch.float32, "attn_implementation": _attention(plan)}
+    try:
+        if source and has_weights(source):
+            model = transformers.AutoModelForCausalLM.from_pretrained(source, **_quantization(plan), **keywords)
+            said = f"weights from {source}"
+        else:
+            if source:
+                config = transformers.AutoConfig.from_pretrained(source)
+            else:
+                shape = llama_like_config(plan.model, contract.sequence_length)
+                special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+                config = transformers.AutoConfig.for_model(plan.model.model_type, **shape, **special)
+            model = transformers.AutoModelForCausalLM.from_config(config, **keywords)
+            if not source:
+                initialise(model, contract.seed, plan.model.initializer_range or INITIAL_STD)
+            said = f"random weights (seed {contract.seed}): {source or plan.model.name!r} gives a shape, no weights"
+    except (OSError, ValueError) as error:
+        raise ToolkitError(
+            f"cannot make the model {contract.model!r}: {error}", remedy="check the name or path"
+        ) from error
+    _check_size(plan, model)
+    vocabulary = model.config.get_text_config().vocab_size
+    if len(tokenizer) > vocabulary:
+        raise ToolkitError(
+            f"the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {vocabulary}",
+            remedy="use the model's own tokenizer",
+        )
+    return (model if contract.method == "full" else _with_adapters(plan, model)), said
+
+
+def _attention(plan: Plan) -> str:
+    if plan.workload.attention == "eager":
+        return "eager"
+    from transformers.utils import is_flash_attn_2_available
+
+    return "flash_attention_2" if not is_cpu(plan) and is_flash_attn_2_available() else "sdpa"
+
+
+def initialise(model: Any, seed: int, deviation: float) -> None:
+    """Draw every weight from a generator seeded by (seed, name): normal for matrices; norms 1, biases 0.
+
+    Initialised in the order of construction, a sharded model comes out different from a whole one; this
+    way the start of training is the same at every ZeRO stage and rank count.
+    """
+    import torch
+    from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+
+    zero3 = is_deepspeed_zero3_enabled()
+    for name, parameter in model.named_parameters():
+        with _gathered(parameter) if zero3 else torch.no_grad(), torch.no_grad():
+            if parameter.dim() > 1:
+                digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+                generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+                values = torch.empty(parameter.shape).normal_(0.0, deviation, generator=generator)
+                parameter.copy_(values.to(parameter.dtype))
+            else:
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+
+
+def _gathered(parameter: Any) -> Any:
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters([parameter], modifier_rank=0)
+
+
+def count_parameters(model: Any) -> int:
+    """Elements of all parameters, those that ZeRO-3 has sharded counted whole."""
+    return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in model.parameters())
+
+
+def _check_size(plan: Plan, model: Any) -> None:
+    counted = count_parameters(model)
+    if plan.contract.method != "qlora" and plan.total_parameters and counted != plan.total_parameters:
+        raise ToolkitError(
+            f"the model has {counted:,} parameters, the plan was made for {plan.total_parameters:,}",
+            remedy="plan again with --model set to the model that is trained",
+        )
+
+
+def _quantization(plan: Plan) -> dict[str, Any]:
+    if plan.contract.method != "qlora":
+        return {}
+    import torch
+    from transformers import BitsAndBytesConfig
+    from transformers.utils import is_bitsandbytes_available
+
+    if not is_bitsandbytes_available():
+        raise ToolkitError("method qlora needs bitsandbytes", remedy="pip install '.[peft]' bitsandbytes")
+    return {
+        "quantization_config": BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=torch.bfloat16,
+            bnb_4bit_quant_storage=torch.bfloat16,  # what FSDP and ZeRO-3 can shard
+        )
+    }
+
+
+def _with_adapters(plan: Plan, model: Any) -> Any:
+    try:
+        import peft
+    except ImportError as error:
+        raise ToolkitError(f"method {plan.contract.method} needs peft", remedy="pip install '.[peft]'") from error
+    targets = {"all-linear": "all-linear", "attention": ["q_proj", "k_proj", "v_proj", "o_proj"]}
+    contract = plan.contract
+    if contract.lora_targets not in targets:
+        raise ToolkitError(f"lora_targets {contract.lora_targets!r} is not one of {', '.join(targets)}")
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM",
+        r=contract.lora_rank,
+        lora_alpha=contract.lora_alpha,
+        lora_dropout=0.0,
+        target_modules=targets[contract.lora_targets],
+    )
+    import torch
+
+    torch.manual_seed(contract.seed)  # the adapters start alike on every rank
+    model.enable_input_require_grads()  # or recomputed layers of a frozen base would have no gradient
+    return peft.get_peft_model(model, config)

@@ -1,0 +1,257 @@
+"""Fine-tune what a plan says, with the Hugging Face Trainer on DDP, DeepSpeed or FSDP.
+
+    torchrun --nproc-per-node N -m recipes.finetune.train --plan plan.json [--deepspeed ds_config.json]
+
+Exit codes: 0 done (or done before), 2 the inputs cannot be right, 75 stopped on request with a
+checkpoint saved: start the same command again. torchrun reports any other code than 0 as 1.
+
+In the output directory: ``run.json`` and ``steps.jsonl`` (telemetry), ``checkpoint-N``, ``model`` (the
+result) and ``FINISHED``. A second start resumes from the newest whole checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from recipes import schedule
+from recipes.finetune import arguments, checks, data, ranks, resume
+from recipes.finetune import model as models
+from toolkit import plan as plans
+from toolkit.errors import ToolkitError
+from toolkit.plan import Plan
+from toolkit.runtime import checkpoint
+from toolkit.runtime.signals import STOPPED, StopRequest
+from toolkit.runtime.telemetry import Telemetry, run_record, wandb_reporting, write_durably
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="recipes.finetune.train", description="Fine-tune what a plan says.")
+    parser.add_argument("--plan", type=Path, required=True, help="plan.json, from toolkit plan --out")
+    parser.add_argument(
+        "--deepspeed", type=Path, help="DeepSpeed configuration; default: ds_config.json beside the plan"
+    )
+    parser.add_argument("--output-dir", type=Path, help="default: the folder 'run' beside the plan")
+    parser.add_argument("--max-steps", type=int, default=0, help="end after this step; the schedule stays the plan's")
+    parser.add_argument("--save-steps", type=int, default=500, help="steps between checkpoints (default 500)")
+    parser.add_argument("--keep", type=int, default=2, help="whole checkpoints to keep (default 2)")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the program; problems with the inputs go to stderr as sentences."""
+    options = parse(argv)
+    try:
+        return run(options)
+    except ToolkitError as error:
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            for problem in error.problems:
+                print(f"error: {problem}", file=sys.stderr, flush=True)
+        return error.exit_code
+
+
+def run(options: argparse.Namespace) -> int:
+    """Read and check everything that needs no torch, then train."""
+    text = _read(options.plan)
+    plan = plans.load(text, str(options.plan))
+    folder = options.output_dir or options.plan.parent / "run"
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    done = resume.finished(plan, folder)
+    if done is not None:
+        if rank == 0:
+            print(f"finished before, at step {done['step']}: {folder / checkpoint.FINISHED}", flush=True)
+        return 0
+    ds_config = _read_ds_config(plan, options)
+    checks.check(plan, world_size, ds_config)
+    with StopRequest(folder, rank) as stop:
+        try:
+            return _train(plan, text, ds_config, folder, stop, options)
+        finally:
+            ranks.leave()
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ToolkitError(f"cannot read {path}: {error}", remedy="make it with toolkit plan ... --out DIR") from error
+
+
+def _read_ds_config(plan: Plan, options: argparse.Namespace) -> dict[str, Any] | None:
+    if plan.strategy.framework != "deepspeed":
+        if options.deepspeed is not None:
+            raise ToolkitError(
+                f"--deepspeed {options.deepspeed} was given, the plan's framework is {plan.strategy.framework}",
+                remedy="leave --deepspeed out, or plan again with --framework deepspeed",
+            )
+        return None
+    path = options.deepspeed or options.plan.parent / "ds_config.json"
+    try:
+        config = json.loads(_read(path))
+    except ValueError as error:
+        raise ToolkitError(f"{path}: {error}", remedy="DeepSpeed configurations are JSON, without comments") from error
+    if not isinstance(config, dict):
+        raise ToolkitError(f"{path} is not a JSON object", remedy=checks.AGAIN)
+    return config
+
+
+def _prepare_environment(plan: Plan, folder: Path) -> list[str]:
+    """Set what the libraries read at import; returns where to report to."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if plan.strategy.framework == "deepspeed" and "RANK" not in os.environ:  # started without torchrun
+        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+    if checks.is_cpu(plan):
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    return ["wandb"] if wandb_reporting(folder, os.environ) else []
+
+
+def _train(
+    plan: Plan,
+    text: bytes,
+    ds_config: dict[str, Any] | None,
+    folder: Path,
+    stop: StopRequest,
+    options: argparse.Namespace,
+) -> int:
+    report_to = _prepare_environment(plan, folder)
+    import torch
+    from transformers import PrinterCallback, TrainingArguments
+
+    _prepare_libraries(plan)
+    keywords = arguments.training_arguments(plan, str(folder), ds_config, options.save_steps, report_to)
+    training = TrainingArguments(**keywords, **_hybrid_sharding(plan))  # from here on there is a process group
+    if plan.strategy.framework == "deepspeed" and checks.is_cpu(plan):
+        import deepspeed
+
+        # accelerate tells DeepSpeed of the group on GPUs only, and ZeRO-3 would shard over a world of 1
+        deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
+    from recipes.finetune import callbacks
+
+    rank = training.process_index
+    say = print if rank == 0 else _silent
+    tokenizer = models.load_tokenizer(plan)
+    train_blocks, held_out = data.split(_blocks(plan, tokenizer, folder, rank))
+    total = schedule.total_steps(plan.contract, len(train_blocks.tokens))
+    last = training.max_steps = min(total, options.max_steps) if options.max_steps > 0 else total
+    start = ranks.on_first_rank(lambda: resume.newest(plan, folder), rank)
+    model, said = models.load_model(plan, tokenizer)
+    say(f"model: {plan.model.name}, {models.count_parameters(model):,} parameters, {said}")
+    say(
+        f"data: {len(train_blocks.tokens)} training and {len(held_out.tokens)} held-out sequences"
+        f" of {plan.contract.sequence_length} tokens; {total} steps of {plan.contract.global_batch_size} sequences"
+    )
+    say(f"output: {folder}" + (f", resuming from {start}" if start else ""), flush=True)
+
+    device = "cpu" if checks.is_cpu(plan) else torch.cuda.get_device_name()
+    telemetry = Telemetry(folder, run_record(plan.name, text, training.world_size, device), rank)
+    if rank == 0 and (folder / "plan.json").resolve() != options.plan.resolve():
+        write_durably(folder / "plan.json", text)
+    record = callbacks.RecordSteps(plan, telemetry, total)
+    trainer = callbacks.ContractTrainer(
+        plan=plan,
+        total_steps=total,
+        model=model,
+        args=training,
+        train_dataset=data.Sequences(train_blocks, total * plan.contract.global_batch_size, plan.contract.seed),
+        eval_dataset=data.Sequences(held_out, len(held_out.tokens), plan.contract.seed, shuffle=False),
+        data_collator=_collate,
+        processing_class=tokenizer,
+        callbacks=[
+            record,
+            callbacks.SaveOnRequest(stop),
+            callbacks.CommitCheckpoints(resume.facts(plan), options.keep),
+        ],
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.train(resume_from_checkpoint=str(folder / start) if start else None)
+    telemetry.close()
+    step = trainer.state.global_step
+    if step < last:
+        say(f"stopped after step {step} of {total} ({stop.reason}); the same command goes on from there", flush=True)
+        return STOPPED
+    held_out_loss = trainer.evaluate()["eval_loss"]
+    say(f"held-out loss {held_out_loss:.4f} after step {step}", flush=True)
+    if step == total:  # else it ended by --max-steps, and the experiment is not finished
+        _save_result(trainer, plan, folder)
+        if rank == 0:
+            losses = {"loss": record.last_loss, "held_out_loss": held_out_loss}
+            checkpoint.mark_finished(folder, resume.facts(plan) | {"step": step} | losses)
+        say(f"finished: {folder / 'model'}", flush=True)
+    return 0
+
+
+def _prepare_libraries(plan: Plan) -> None:
+    import torch
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.set_verbosity_warning()
+    transformers_logging.disable_progress_bar()
+    # said by every rank at every start, and no fault of the run: DeepSpeed 0.19.8 uses names that torch 2.13
+    # will drop; the Trainer counts micro batches itself and tells accelerate 1
+    warnings.filterwarnings("ignore", category=FutureWarning, message="`torch.distributed.*is deprecated")
+    logging.getLogger("accelerate.accelerator").addFilter(
+        lambda entry: "Gradient accumulation steps mismatch" not in entry.getMessage()
+    )
+    if not checks.is_cpu(plan) and not torch.cuda.is_available():
+        raise ToolkitError(
+            f"the plan is for {plan.cluster.accelerator.name}, torch finds no GPU on this machine",
+            remedy="start it on such a machine, or plan for this one with --cluster local-cpu",
+        )
+    if plan.strategy.framework == "deepspeed" and checks.is_cpu(plan):
+        import deepspeed
+
+        # compiled at the first use on every machine, not needed, and a killed compilation blocks all later ones
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+def _save_result(trainer: Any, plan: Plan, folder: Path) -> None:
+    """The trained weights, whole, in ``model``: what ``from_pretrained`` reads."""
+    if plan.strategy.framework == "fsdp":
+        trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")  # sharded, it would write nothing
+    trainer.save_model(str(folder / "model"))
+    ranks.barrier()
+
+
+def _silent(*_: Any, **__: Any) -> None:
+    """What ranks other than 0 say."""
+
+
+def _hybrid_sharding(plan: Plan) -> dict[str, Any]:
+    """FSDP that shards inside groups of ``dp_shard`` ranks and replicates between them."""
+    strategy = plan.strategy
+    if strategy.framework != "fsdp" or strategy.dp_shard in (1, strategy.dp):
+        return {}
+    from accelerate.parallelism_config import ParallelismConfig
+
+    replicas = strategy.dp // strategy.dp_shard
+    return {"parallelism_config": ParallelismConfig(dp_replicate_size=replicas, dp_shard_size=strategy.dp_shard)}
+
+
+def _blocks(plan: Plan, tokenizer: Any, folder: Path, rank: int) -> data.Blocks:
+    """Rank 0 tokenises once, the others map what it wrote."""
+    cache = data.cache_folder(folder, plan.contract)
+
+    def build() -> None:
+        if not cache.is_dir():
+            data.store(data.build(plan.contract, tokenizer), cache)
+
+    ranks.on_first_rank(build, rank)
+    return data.load(cache)
+
+
+def _collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    import numpy as np
+    import torch
+
+    return {name: torch.from_numpy(np.stack([row[name] for row in rows]).astype(np.int64)) for name in rows[0]}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

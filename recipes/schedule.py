@@ -1,0 +1,47 @@
+"""The learning rate and the number of steps of a contract: one formula for every program and framework.
+
+DeepSpeed's, Transformers' and Megatron's own schedulers differ in how they warm up and in where they
+end, and some step once per process. A recipe that moves to another framework must not change
+its learning rate, so the programs take it from here.
+"""
+
+from __future__ import annotations
+
+import math
+
+from toolkit.recipe import Contract
+
+SCHEDULES = ("cosine", "linear", "constant")
+
+
+def learning_rate(step: int, total_steps: int, contract: Contract) -> float:
+    """Learning rate of optimizer step ``step`` (the first is 0), with peak ``p``, minimum ``m``, warm-up ``w``.
+
+        step < w:  p * step / w
+        cosine:    m + (p - m) * (1 + cos(pi * x)) / 2      x = (step - w) / (total - w), held at 1 after the end
+        linear:    m + (p - m) * (1 - x)
+        constant:  p
+
+    The same as ``cosine_with_min_lr``, ``linear`` and ``constant_with_warmup`` of transformers 5.24
+    (optimization.py); its ``linear`` has no minimum.
+    """
+    peak, minimum, warmup = contract.learning_rate, contract.min_learning_rate, contract.warmup_steps
+    if step < warmup:
+        return peak * step / warmup
+    if contract.schedule == "constant":
+        return peak
+    progress = min(1.0, (step - warmup) / max(1, total_steps - warmup))
+    left = (1.0 + math.cos(math.pi * progress)) / 2.0 if contract.schedule == "cosine" else 1.0 - progress
+    return minimum + (peak - minimum) * left
+
+
+def total_steps(contract: Contract, sequences: int) -> int:
+    """Optimizer steps of the whole run: as given, or enough for the tokens, or for the epochs, rounded up.
+
+    ``sequences`` is the number of training sequences in one epoch.
+    """
+    if contract.total_steps > 0:
+        return contract.total_steps
+    if contract.total_tokens > 0:
+        return max(1, math.ceil(contract.total_tokens / (contract.global_batch_size * contract.sequence_length)))
+    return max(1, math.ceil(contract.epochs * sequences / contract.global_batch_size))

@@ -1,0 +1,147 @@
+"""Recipes by name or path: ``recipes/*/*.toml`` beside this package, the user's folder first, or a TOML file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from toolkit.errors import Problems, ToolkitError
+from toolkit.recipe import Contract, Recipe
+from toolkit.registry import files, strict
+
+SHIPPED = Path(__file__).parent.parent.parent / "recipes"
+
+CHOICES = {
+    "precision": ("bf16", "fp16", "fp32", "fp8"),
+    "method": ("full", "lora", "qlora"),
+    "optimizer": ("adamw", "adamw_8bit", "sgd", "muon"),
+    "schedule": ("cosine", "linear", "constant"),
+    "lora_targets": ("all-linear", "attention"),
+}
+POSITIVE = (
+    "sequence_length",
+    "global_batch_size",
+    "learning_rate",
+    "epochs",
+    "lora_rank",
+    "lora_alpha",
+    "adam_epsilon",
+)
+NOT_NEGATIVE = (
+    "min_learning_rate",
+    "warmup_steps",
+    "weight_decay",
+    "gradient_clipping",
+    "total_steps",
+    "total_tokens",
+    "seed",
+)
+STATUS = re.compile(r"planned only|verified on .+", re.DOTALL)
+
+
+class Found(NamedTuple):
+    """A recipe and the file that it comes from."""
+
+    recipe: Recipe
+    path: Path
+
+
+def load_recipe(name: str) -> Recipe:
+    """The recipe of that name, or of the file that ``name`` is a path to; raises ToolkitError."""
+    return find_recipe(name).recipe
+
+
+def find_recipe(name: str) -> Found:
+    """Like :func:`load_recipe`, with the file."""
+    if name.endswith(".toml") or "/" in name:
+        path = Path(name).expanduser()
+        return Found(_with_absolute_paths(_read(path), path.parent), path)
+    paths = _paths()
+    key = files.normal(name)
+    if key not in paths:
+        raise ToolkitError(
+            f"unknown recipe {name!r}",
+            remedy=f"{strict.did_you_mean(key, paths)} Your own go into {files.user_folder() / 'recipes'}/NAME.toml,"
+            " or give the path of a TOML file",
+        )
+    return Found(_read(paths[key]), paths[key])
+
+
+def all_recipes() -> list[Found]:
+    """Every shipped and every own recipe, by name; raises ToolkitError with the problems of all broken files."""
+    found = []
+    with Problems() as problems:
+        for _, path in sorted(_paths().items()):
+            try:
+                found.append(Found(_read(path), path))
+            except ToolkitError as error:
+                problems.absorb(error)
+    return found
+
+
+def _paths() -> dict[str, Path]:
+    """File by the name of the recipe, which is the name of the file; later ones hide earlier ones."""
+    shipped = sorted(SHIPPED.glob("*/*.toml"))
+    own = sorted((files.user_folder() / "recipes").glob("*.toml"))
+    return {files.normal(path.stem): path for path in (*shipped, *own)}
+
+
+def _read(path: Path) -> Recipe:
+    import tomllib
+
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ToolkitError(f"cannot read the recipe {path}: {error}", remedy="give a TOML file") from error
+    recipe = strict.decode(values, Recipe, str(path))
+    _check(recipe, path)
+    return recipe
+
+
+def _check(recipe: Recipe, path: Path) -> None:
+    contract = recipe.contract
+    with Problems() as problems:
+        if recipe.name != path.stem:
+            problems.add(f"{path}: the recipe calls itself {recipe.name!r}", f"name it {path.stem!r}, as its file")
+        if recipe.version < 1:
+            problems.add(f"{path}: version is {recipe.version}", "versions are 1, 2, 3 ...")
+        if recipe.program not in ("finetune", "pretrain"):
+            problems.add(f"{path}: program is {recipe.program!r}", "use finetune or pretrain")
+        if not STATUS.fullmatch(recipe.status):
+            problems.add(f"{path}: status is {recipe.status!r}", "say 'planned only' or 'verified on <hardware>'")
+        for name, allowed in CHOICES.items():
+            if getattr(contract, name) not in allowed:
+                value = getattr(contract, name)
+                problems.add(f"{path}: contract.{name} is {value!r}", strict.did_you_mean(value, allowed))
+        for name in POSITIVE:
+            if not getattr(contract, name) > 0:
+                problems.add(f"{path}: contract.{name} is {getattr(contract, name)}", "it must be more than 0")
+        for name in NOT_NEGATIVE:
+            if getattr(contract, name) < 0:
+                problems.add(f"{path}: contract.{name} is {getattr(contract, name)}", "it must not be negative")
+        for name in ("adam_beta1", "adam_beta2"):
+            if not 0.0 <= getattr(contract, name) < 1.0:
+                problems.add(f"{path}: contract.{name} is {getattr(contract, name)}", "it must be in [0, 1)")
+        if contract.min_learning_rate > contract.learning_rate:
+            problems.add(
+                f"{path}: contract.min_learning_rate {contract.min_learning_rate} exceeds"
+                f" learning_rate {contract.learning_rate}",
+                "learning_rate is the peak",
+            )
+        if not contract.model:
+            problems.add(f"{path}: contract.model is empty", "give a registry name, a hub name or a path")
+
+
+def _with_absolute_paths(recipe: Recipe, folder: Path) -> Recipe:
+    """Files named relative to the recipe's own file are found from anywhere."""
+    changes: dict[str, Any] = {}
+    for name in ("model", "dataset", "tokenizer"):
+        value = getattr(recipe.contract, name)
+        looks_like_path = "/" in value or "." in value
+        if looks_like_path and not Path(value).is_absolute() and (folder / value).exists():
+            changes[name] = str((folder / value).resolve())
+    contract: Contract = msgspec.structs.replace(recipe.contract, **changes)
+    return msgspec.structs.replace(recipe, contract=contract)

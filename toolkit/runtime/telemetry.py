@@ -1,0 +1,147 @@
+"""run.json and steps.jsonl: what ran, where, with which versions, and one line for every optimizer step.
+
+Only rank 0 writes. A line is on the disk before the next step begins: each is appended, flushed and
+fsynced, so a killed job loses at most the line that it was writing; that torn line is cut off at the
+next start. A run that is restarted from a checkpoint repeats some steps; nothing is deleted, and the
+later line of a step is the one that holds (:func:`read_steps`).
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import importlib.metadata
+import os
+import platform
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from toolkit import __version__
+from toolkit.record import RunRecord, StepRecord
+
+RUN, STEPS = "run.json", "steps.jsonl"
+PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "peft", "datasets", "megatron-core", "numpy")
+
+
+def run_record(name: str, plan: bytes, world_size: int, device: str) -> RunRecord:
+    """The record of a start that happens now on this machine; ``plan`` is the content of plan.json."""
+    return RunRecord(
+        name=name,
+        plan_sha256=hashlib.sha256(plan).hexdigest(),
+        started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        world_size=world_size,
+        versions={"toolkit": __version__, "python": platform.python_version()} | _installed(),
+        hostname=platform.node(),
+        slurm_job_id=os.environ.get("SLURM_JOB_ID", ""),
+        device=device,
+    )
+
+
+def _installed() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+class Telemetry:
+    """The two files of one run; on ranks other than 0 every call does nothing.
+
+    ``run.json`` describes the newest start. Earlier ones are kept as ``run.0.json``, ``run.1.json``,
+    ... and counted in ``restart_count``.
+    """
+
+    def __init__(self, directory: str | Path, record: RunRecord, rank: int = 0) -> None:
+        self.rank = rank
+        self._file: IO[bytes] | None = None
+        if rank != 0:
+            return
+        folder = Path(directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        earlier = 0
+        while (folder / f"run.{earlier}.json").exists():
+            earlier += 1
+        if (folder / RUN).exists():
+            (folder / RUN).rename(folder / f"run.{earlier}.json")
+            earlier += 1
+        text = msgspec.json.format(
+            msgspec.json.encode(msgspec.structs.replace(record, restart_count=earlier)), indent=2
+        )
+        write_durably(folder / RUN, text + b"\n")
+        self._file = _open_at_line_end(folder / STEPS)
+
+    def step(self, record: StepRecord) -> None:
+        """Append one step; it is on the disk when this returns."""
+        if self._file is None:
+            return
+        self._file.write(msgspec.json.encode(record) + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """No more steps will follow."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _open_at_line_end(path: Path) -> IO[bytes]:
+    file = path.open("a+b")
+    file.seek(0)
+    content = file.read()
+    file.truncate(content.rfind(b"\n") + 1)
+    return file
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Replace a file in one step: a reader sees the old content or the new, also after a power cut."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def read_run(directory: str | Path) -> RunRecord:
+    """The newest start of a run."""
+    return msgspec.json.decode((Path(directory) / RUN).read_bytes(), type=RunRecord)
+
+
+def read_steps(directory: str | Path) -> list[StepRecord]:
+    """The steps of a run in order; of a repeated step the later line. A torn last line is left out."""
+    lines = (Path(directory) / STEPS).read_bytes().split(b"\n")[:-1]
+    steps = {record.step: record for record in (msgspec.json.decode(line, type=StepRecord) for line in lines)}
+    return [steps[number] for number in sorted(steps)]
+
+
+def wandb_reporting(directory: str | Path, environment: MutableMapping[str, str]) -> bool:
+    """Whether to report to wandb: only where the user has set a ``WANDB_`` variable, and offline unless told.
+
+    The run keeps one identity over restarts: its id is stored beside the telemetry and put into
+    ``environment`` for the wandb library to find.
+    """
+    if not any(name.startswith("WANDB_") for name in environment):
+        return False
+    if environment.get("WANDB_MODE") == "disabled" or environment.get("WANDB_DISABLED", "").lower() in ("true", "1"):
+        return False
+    environment.setdefault("WANDB_MODE", "offline")
+    environment.setdefault("WANDB_RESUME", "allow")
+    identity = Path(directory) / "wandb_run_id"
+    if "WANDB_RUN_ID" not in environment:
+        if not identity.exists():
+            identity.parent.mkdir(parents=True, exist_ok=True)
+            write_durably(identity, os.urandom(8).hex().encode())
+        environment["WANDB_RUN_ID"] = identity.read_text()
+    return True
