@@ -1,0 +1,1 @@
+"""Training programs and the recipes that they run."""
