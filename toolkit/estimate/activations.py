@@ -1,0 +1,150 @@
+"""Equations A10..A16: activations, logits and working memory of one pipeline stage.
+
+``T`` is the tokens of one micro batch on one rank, ``b s / cp``; ``t`` the tensor-parallel degree; ``sigma``
+is ``t`` with sequence parallelism, else 1. Recomputation: none keeps everything; selective and full keep what
+:mod:`toolkit.estimate.layer_bytes` says, and one layer is alive whole while it is recomputed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from toolkit.equation import equation
+from toolkit.estimate.layer_bytes import Kernels, kernels
+from toolkit.estimate.layout import Stage, Tables, padded_vocabulary
+from toolkit.model import ModelSpec
+from toolkit.numeric import Number, maximum, minimum, where
+from toolkit.strategy import Strategy
+from toolkit.workload import Workload
+
+
+class Activations(NamedTuple):
+    """Bytes: kept between forward and backward, logits, and the largest working set of one layer's backward."""
+
+    kept: Number
+    logits: Number
+    loss_workspace: Number
+    working: Number
+
+
+@equation("A10", "T*(R/sigma + S/t + X*t_e/t)")
+def kept_bytes(
+    tokens: Number, replicated: Number, sharded: Number, routed: Number, sigma: Number, tp: Number, etp: Number
+) -> Number:
+    """What layers keep for one micro batch: replicated, sharded and routed bytes per token.
+
+    ``s b h (10 + 24/t + 5 a s/(h t))`` and, with sequence parallelism, ``s b h (34 + 5 a s/h) / t`` of
+    Korthikanti et al. 2022, equations 2 and 4. Routed tokens are spread over ``t / t_e`` ranks.
+    """
+    return tokens * (replicated / sigma + sharded / tp + routed * etp / tp)
+
+
+@equation("A11", "T*L*b_c/sigma")
+def checkpoints_bytes(tokens: Number, layers: Number, bytes_per_token: float, sigma: Number) -> Number:
+    """Inputs of ``L`` layers, all that full recomputation keeps (2 s b h L of Korthikanti et al. 2022)."""
+    return tokens * (layers * bytes_per_token) / sigma
+
+
+@equation("A12", "T*V*(b + 4 + 4)/c")
+def logits_bytes(tokens: Number, vocabulary: Number, bytes_per_value: float, cut: Number) -> Number:
+    """Logits in the compute precision, their float32 copy, and its gradient; ``c`` ranks share the vocabulary.
+
+    ``ForCausalLMLoss`` of transformers 5.24 casts to float32; ``log_softmax`` keeps one such tensor.
+    """
+    return tokens * vocabulary * (bytes_per_value + 8.0) / cut
+
+
+@equation("A13", "T*V*(b + 4)/t")
+def vocabulary_parallel_logits_bytes(tokens: Number, vocabulary: Number, bytes_per_value: float, tp: Number) -> Number:
+    """Megatron: logits and one float32 copy on which softmax and gradient work in place.
+
+    megatron-core 0.16.1, ``core/tensor_parallel/cross_entropy.py``. ``V`` is padded to ``128 t``.
+    """
+    return tokens * vocabulary * (bytes_per_value + 4.0) / tp
+
+
+@equation("A14", "T*10*min(h, V)")
+def chunked_logits_bytes(tokens: Number, hidden_size: int, vocabulary: Number) -> Number:
+    """Fused linear cross entropy: chunks of ``h / V`` of the tokens (Liger kernel, arXiv 2410.10989)."""
+    return tokens * 10.0 * minimum(1.0 * vocabulary, hidden_size)
+
+
+@equation("A15", "max(T*b*(h*(1 + g) - f/t) + b*W/t, T*b*(1 + gated)*f/t)")
+def fused_working_bytes(
+    tokens: Number, bytes_per_value: float, hidden_size: int, width: float, weights: float, gated: int, tp: Number,
+    gathered: Number,
+) -> Number:  # fmt: skip
+    """Backward of an MLP in Megatron: gathered input (``g`` = 1 with sequence parallelism), gradient of the input,
+    and the gradient of the ``W`` weights of the first matrix before it is added to the float32 buffer, less
+    what of the MLP has been released by then; or the gradients inside the activation where those are larger.
+    """
+    first = tokens * bytes_per_value * (hidden_size * (1.0 + gathered) - width / tp) + bytes_per_value * weights / tp
+    return maximum(first, tokens * (bytes_per_value * (1.0 + gated) * width) / tp)
+
+
+@equation("A16", "T*b*(3*f/t + h)")
+def eager_working_bytes(tokens: Number, bytes_per_value: float, hidden_size: int, width: float, tp: Number) -> Number:
+    """Backward of an eager gated MLP: gradients of product, gate and up, and of the layer's output."""
+    return tokens * bytes_per_value * (3.0 * width / tp + hidden_size)
+
+
+def activations(model: ModelSpec, workload: Workload, strategy: Strategy, table: Tables, stage: Stage) -> Activations:
+    """Activations of one stage at the moment when most micro batches are alive."""
+    framework = strategy.framework
+    k = kernels(model, workload, framework)
+    tokens = 1.0 * strategy.micro_batch_size * workload.sequence_length / strategy.cp
+    sigma = where(strategy.sequence_parallel > 0, strategy.tp, 1)
+    cuts = (sigma, strategy.tp, strategy.etp)
+
+    everything = kept_bytes(tokens, *stage.kept, *cuts)
+    selective = kept_bytes(tokens, *stage.selective, *cuts)
+    inputs = checkpoints_bytes(tokens, stage.layers, table.checkpoint, sigma)
+    per_micro_batch = where(strategy.recompute == 2, inputs, where(strategy.recompute == 1, selective, everything))
+
+    gradient = _working(model, table, strategy, tokens, k)
+    whole_layer = kept_bytes(tokens, *table.kinds[0], *cuts)
+    for kind in table.kinds[1:]:
+        whole_layer = maximum(whole_layer, kept_bytes(tokens, *kind, *cuts))
+    partly = maximum(everything - selective, 0.0) / maximum(stage.layers, 1.0)
+    recomputed = where(strategy.recompute == 2, whole_layer, where(strategy.recompute == 1, partly, 0.0))
+
+    head = stage.head * tokens
+    last_norm = head * (k.norm + k.matmul_input) * model.hidden_size / sigma
+    dropped = stage.embedding * workload.dropout * tokens * model.hidden_size / sigma
+    logits, workspace = _logits(model, workload, strategy, head, k)
+    return Activations(
+        kept=stage.in_flight * (per_micro_batch + dropped) + last_norm,
+        logits=logits,
+        loss_workspace=workspace,
+        working=recomputed + gradient,
+    )
+
+
+def _logits(
+    model: ModelSpec, workload: Workload, strategy: Strategy, tokens: Number, k: Kernels
+) -> tuple[Number, Number]:
+    """Logits, and what the loss needs on top of them for a moment."""
+    vocabulary = padded_vocabulary(model.vocab_size, strategy.framework, strategy.tp)
+    if workload.fused_cross_entropy and strategy.framework != "megatron":
+        return chunked_logits_bytes(tokens, model.hidden_size, vocabulary), 0.0 * tokens
+    if strategy.framework == "megatron":
+        return vocabulary_parallel_logits_bytes(tokens, vocabulary, k.compute, strategy.tp), 0.0 * tokens
+    # backward holds log-probabilities, the gradient that picks the target, and the full gradient: 12 bytes
+    return logits_bytes(tokens, vocabulary, k.compute, 1.0), tokens * vocabulary * (4.0 - k.compute)
+
+
+def _working(model: ModelSpec, table: Tables, strategy: Strategy, tokens: Number, k: Kernels) -> Number:
+    inside = 0.0
+    if "D" in model.layer_mlps:
+        inside = float(model.intermediate_size)
+    if "E" in model.layer_mlps:
+        routed = model.num_experts_per_tok * model.moe_intermediate_size
+        inside = max(inside, float(routed + model.shared_expert_intermediate_size))
+    if strategy.framework != "megatron":
+        return eager_working_bytes(tokens, k.compute, model.hidden_size, inside, strategy.tp)
+    opening = max(model.intermediate_size if "D" in model.layer_mlps else 0, model.moe_intermediate_size)
+    weights = float(model.hidden_size) * opening * (1 + model.gated_mlp)
+    gathered = where((strategy.sequence_parallel > 0) & (strategy.tp > 1), 1.0, 0.0)
+    return fused_working_bytes(
+        tokens, k.compute, model.hidden_size, inside, weights, int(model.gated_mlp), strategy.tp, gathered
+    )

@@ -1,0 +1,40 @@
+"""Equations M13..M15: what lies outside the model: context, communicator buffers, workspaces, fragmentation."""
+
+from __future__ import annotations
+
+from toolkit.calibration import Calibration
+from toolkit.cluster import Accelerator
+from toolkit.equation import equation
+from toolkit.numeric import Number, where
+from toolkit.strategy import Strategy
+
+
+@equation("M13", "1 + [tp>1] + [pp>1] + [cp>1] + [ep>1] + [dp>1]")
+def communicators(tp: Number, pp: Number, cp: Number, ep: Number, dp: Number) -> Number:
+    """Communicators that allocate buffers on a rank: one for all ranks and one for each axis in use."""
+    return 1.0 + sum(where(degree > 1, 1.0, 0.0) for degree in (tp, pp, cp, ep, dp))
+
+
+@equation("M14", "phi*D")
+def fragmentation_bytes(fraction: float, dynamic: Number) -> Number:
+    """Memory that the caching allocator reserves beyond what is allocated: a fraction of what comes and goes."""
+    return fraction * dynamic
+
+
+@equation("M15", "context + workspace + n_c*buffer + phi*D")
+def framework_bytes(context: float, workspace: float, buffers: Number, fragmentation: Number) -> Number:
+    """Device memory beside the model's own tensors. ``nvidia-smi`` sees all of it, the allocator only the rest."""
+    return context + workspace + buffers + fragmentation
+
+
+def outside_model(accelerator: Accelerator, strategy: Strategy, calibration: Calibration, dynamic: Number) -> Number:
+    """The framework part of an estimate; a CPU has neither context nor device buffers."""
+    if accelerator.architecture == "cpu":
+        return 0.0 * dynamic
+    axes = communicators(strategy.tp, strategy.pp, strategy.cp, strategy.ep, strategy.dp)
+    return framework_bytes(
+        calibration["context_bytes"],
+        calibration["workspace_bytes"],
+        axes * calibration["communicator_bytes"],
+        fragmentation_bytes(calibration["fragmentation_fraction"], dynamic),
+    )

@@ -1,0 +1,106 @@
+"""Equations M18..M21: host memory of one node, all of its ranks together.
+
+Offload keeps per rank what DeepSpeed 0.19.8 was seen to allocate on the CPU: 18 bytes per parameter of the
+shard (16-bit copy 2, float32 gradients 4, master 4, Adam 8), 2 more when the parameters move too, and a pinned
+copy buffer of the largest tensor. Left out: swap to NVMe (its buffers are ``buffer_count`` times the largest
+sub group, 4 bytes, 3 states and the ranks), shared memory of data loaders, the page cache.
+"""
+
+from __future__ import annotations
+
+from toolkit.calibration import Calibration
+from toolkit.cluster import ClusterSpec
+from toolkit.equation import equation
+from toolkit.estimate.layout import Tables, tables
+from toolkit.estimate.precision import state_precision
+from toolkit.estimates import HostMemoryEstimate
+from toolkit.model import ModelSpec
+from toolkit.numeric import Number, minimum, where
+from toolkit.strategy import Strategy
+from toolkit.workload import Workload
+
+CHECKPOINT_SHARD = 5.0e9  # bytes of one file of a sharded checkpoint (transformers 5.24, max_shard_size 5 GB)
+
+
+@equation("M18", "r*process")
+def process_bytes(ranks: float, bytes_per_process: float) -> float:
+    """Interpreters, libraries, the host side of CUDA, data loaders: ``r`` ranks on the node."""
+    return ranks * bytes_per_process
+
+
+@equation("M19", "r*(P/W*(b + 4 + 4 + s + [params]*b)*pin + b*n_max + [stage 2, m>1]*b*G_r)")
+def offload_bytes(
+    ranks: float,
+    shard: Number,
+    bytes_per_parameter: Number,
+    pinned: float,
+    copy_buffer: Number,
+    accumulated: Number,
+) -> Number:
+    """States of the node's ranks under offload (``stage_1_and_2.py:570-590,653``, ``stage3.py:791,1150``).
+
+    ``pin`` is what the pinned allocator adds by rounding blocks up to powers of two.
+    """
+    return ranks * (shard * bytes_per_parameter * pinned + copy_buffer + accumulated)
+
+
+@equation("M20", "r*P*b")
+def replicated_loading_bytes(ranks: float, parameters: Number, bytes_per_value: float) -> Number:
+    """Every rank reads the whole model before it is sharded or copied to the device (DDP, ZeRO-0, 1, 2)."""
+    return ranks * parameters * bytes_per_value
+
+
+@equation("M21", "P*b_1 + r*min(P*b, shard)")
+def sharded_loading_bytes(
+    ranks: float, parameters: Number, first_rank: float, bytes_per_value: float, shard: float
+) -> Number:
+    """One rank reads the model whole (FSDP: float32), or every rank holds one checkpoint file (ZeRO-3)."""
+    return parameters * first_rank + ranks * minimum(parameters * bytes_per_value, shard)
+
+
+def host_memory(
+    model: ModelSpec, cluster: ClusterSpec, workload: Workload, strategy: Strategy, calibration: Calibration
+) -> HostMemoryEstimate:
+    """Host memory of the fullest node, by component. Scalars or columns."""
+    table = tables(model, workload, strategy.framework)
+    ranks = 1.0 * min(cluster.gpus_per_node, cluster.num_gpus)
+    return HostMemoryEstimate(
+        process_bytes=process_bytes(ranks, calibration["host_process_bytes"]),
+        offload_bytes=_offload(workload, strategy, calibration, table, ranks),
+        loading_bytes=_loading(workload, strategy, table, ranks),
+    )
+
+
+def _offload(workload: Workload, strategy: Strategy, calibration: Calibration, table: Tables, ranks: float) -> Number:
+    total = 1.0 * table.counted.total
+    trained = 1.0 * (table.adapters or table.counted.total)
+    precision = state_precision(workload, strategy.framework)
+    value = precision.parameters
+    world = 1.0 * strategy.dp * strategy.cp
+    per_parameter = value + 4.0 + 4.0 + precision.optimizer_states
+    parameters_too = where(strategy.offload == 2, value * total / world, 0.0)
+    largest = minimum(1.0 * table.counted.largest_tensor, trained)
+    kept = value * minimum(trained, trained / world + table.counted.largest_tensor)
+    accumulating = (strategy.zero_stage < 3) & (strategy.gradient_accumulation_steps > 1)
+    states = offload_bytes(
+        ranks,
+        trained / world,
+        per_parameter,
+        calibration["pinned_overhead"],
+        value * largest + parameters_too * calibration["pinned_overhead"],
+        where(accumulating, kept, 0.0),
+    )
+    return where(strategy.offload > 0, states, 0.0)
+
+
+def _loading(workload: Workload, strategy: Strategy, table: Tables, ranks: float) -> Number:
+    total = 1.0 * table.counted.total
+    value = 4.0 if workload.precision == "fp32" else 2.0
+    if strategy.framework == "megatron":  # built on the device; a rank stages its own part of a checkpoint
+        part = total / (1.0 * strategy.tp * strategy.pp)
+        return replicated_loading_bytes(ranks, part, 2.0 * value)
+    if strategy.framework == "fsdp":
+        return sharded_loading_bytes(0.0, total, 4.0, value, 0.0) + 0.0 * strategy.dp
+    whole = replicated_loading_bytes(ranks, total, value)
+    pieces = sharded_loading_bytes(ranks, total, 0.0, value, CHECKPOINT_SHARD)
+    return where(strategy.zero_stage == 3, pieces, whole)

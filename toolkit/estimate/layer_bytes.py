@@ -1,0 +1,200 @@
+"""What one layer of a model keeps per token, by framework: the coefficients that go into A1..A9.
+
+Two sets of kernels:
+
+- *fused* (Megatron): norms keep their input; SwiGLU keeps its two inputs and its product; experts apply the
+  routing weight inside the activation. megatron-core 0.16.1, ``core/fusions``.
+- *eager* (Hugging Face transformers 5.24 under DDP, FSDP and DeepSpeed): an RMSNorm keeps a float32 copy of
+  its input and, where its weight is trained, the normalised values (``LlamaRMSNorm``); an eager SwiGLU keeps
+  gate, activated gate, up and product. Under autocast (DDP: float32 parameters) the residual stream is float32
+  and each matrix casts its own copy of the input.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from toolkit.estimate import layer_activations as leaf
+from toolkit.model import ModelSpec
+from toolkit.workload import Workload
+
+# Tensors of the MLP's width that eager modules of transformers 5.24 keep; composed functions keep their steps.
+EAGER_UNGATED = {"gelu_new": 5.0, "gelu_fast": 6.0, "quick_gelu": 4.0, "relu": 1.0, "relu2": 2.0}
+COMPUTE_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 2.0, "fp32": 4.0}
+
+
+class LayerBytes(NamedTuple):
+    """Bytes per token: on every rank of the tensor axis, divided by it, and dispatched to routed experts."""
+
+    replicated: float
+    sharded: float
+    routed: float = 0.0
+
+    def plus(self, other: LayerBytes) -> LayerBytes:
+        """Sum, part by part."""
+        return LayerBytes(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+
+    @property
+    def total(self) -> float:
+        """All parts, on one rank without parallelism."""
+        return self.replicated + self.sharded + self.routed
+
+
+class Kernels(NamedTuple):
+    """Coefficients of one framework and workload, in bytes per value."""
+
+    compute: float  # activations
+    stream: float  # residual stream between layers: 4 under autocast
+    matmul_input: float  # what a matrix keeps of its input: 1 in fp8
+    norm: float  # what a norm keeps per value
+    casts: bool  # each matrix keeps its own cast of the input
+    gated: float
+    ungated: float
+    score: float
+    repeats_keys: bool  # keys and values are expanded to all query heads
+    routed_copies: float
+
+
+def kernels(model: ModelSpec, workload: Workload, framework: str) -> Kernels:
+    """The coefficients for a framework: fused for Megatron, eager for the others."""
+    b = COMPUTE_BYTES[workload.precision]
+    if framework == "megatron":
+        inputs = 1.0 if workload.precision == "fp8" else b
+        return Kernels(b, b, inputs, b, False, 2.0 * b + inputs, b + inputs, b, False, inputs / b)
+    stream = 4.0 if framework == "ddp" else b
+    rms_norm = 4.0 + (stream if workload.method == "full" else 0.0)
+    ungated = EAGER_UNGATED.get(model.hidden_act, 2.0)
+    return Kernels(
+        compute=b,
+        stream=stream,
+        matmul_input=b,
+        norm=stream if model.norm_bias else rms_norm,
+        casts=stream != b,
+        gated=4.0 * b,
+        ungated=ungated * b,
+        score=4.0 if b == 4.0 else 4.0 + b,
+        repeats_keys=workload.attention == "eager",
+        routed_copies=2.0,
+    )
+
+
+def layer_bytes(model: ModelSpec, workload: Workload, framework: str, mixer: str, mlp: str) -> LayerBytes:
+    """What one layer keeps without recomputation."""
+    k = kernels(model, workload, framework)
+    kept = LayerBytes(leaf.norm_bytes(model.norms_per_layer, model.hidden_size, k.norm), 0.0)
+    shared_input = model.norms_per_layer == 1 and mixer != "-" and mlp != "-"  # attention and MLP side by side
+    if mixer in "AB":
+        kept = kept.plus(_attention(model, workload, k))
+    if mixer in "MBLC":
+        kept = kept.plus(_recurrent(model, workload, k, mixer))
+    if mlp == "D":
+        kept = kept.plus(_mlp(model, workload, k, model.intermediate_size))
+    if mlp == "E":
+        kept = kept.plus(_experts(model, workload, k))
+    if shared_input:
+        kept = kept.plus(LayerBytes(-leaf.input_bytes(1.0, k.matmul_input, model.hidden_size, 0), 0.0))
+    return kept
+
+
+def selective_bytes(model: ModelSpec, workload: Workload, framework: str, mixer: str, mlp: str) -> LayerBytes:
+    """What one layer keeps with selective recomputation.
+
+    Megatron (``recompute_modules core_attn``): no scores; with flash attention nothing is saved, and the
+    view of the values keeps the joint query-key-value buffer alive (seen in the dry run). Others
+    (torchtitan's op-level policy): layer input, attention output, and every second matrix product.
+    """
+    k = kernels(model, workload, framework)
+    full = layer_bytes(model, workload, framework, mixer, mlp)
+    queries = model.num_attention_heads * (model.v_head_dim or model.head_dim)
+    keys = model.num_key_value_heads * model.head_dim
+    if framework != "megatron":
+        attention = mixer in "AB"
+        h, f = model.hidden_size, model.intermediate_size
+        products = attention * (queries + 2.0 * keys + h)
+        if mlp == "D":
+            products += (1.0 + model.gated_mlp) * f + h
+        elif mlp == "E":
+            inside = (1.0 + model.gated_mlp) * model.moe_intermediate_size + h
+            products += model.num_experts_per_tok * inside
+            products += (1.0 + model.gated_mlp) * model.shared_expert_intermediate_size
+        kept = k.stream * h + k.compute * (attention * queries + products / 2.0)
+        return LayerBytes(0.0, min(kept, full.total))
+    if mixer not in "AB":
+        return full
+    if workload.attention == "flash":
+        return full.plus(LayerBytes(0.0, 0.0 if model.is_mla else k.compute * (queries + keys)))
+    scores = _scores(model, workload, k)
+    return full.plus(LayerBytes(0.0, -scores))
+
+
+def checkpoint_bytes(model: ModelSpec, workload: Workload, framework: str) -> float:
+    """What one layer keeps with full recomputation: its input, as wide as the residual stream (2 s b h)."""
+    return leaf.input_bytes(1.0, kernels(model, workload, framework).stream, model.hidden_size, 0)
+
+
+def _scores(model: ModelSpec, workload: Workload, k: Kernels) -> float:
+    return leaf.score_bytes(k.score, workload.dropout, k.compute, model.num_attention_heads, workload.sequence_length)
+
+
+def _attention(model: ModelSpec, workload: Workload, k: Kernels) -> LayerBytes:
+    copies = float(k.casts * (0 if model.fused_qkv else 2) + 1)
+    opening = leaf.input_bytes(copies, k.matmul_input, model.hidden_size, workload.dropout)
+    heads, keys = model.num_attention_heads, model.num_key_value_heads
+    # fused kernels keep one float32 per head and token (log-sum-exp); eager ones keep the scores
+    rest = 4.0 * heads if workload.attention == "flash" else _scores(model, workload, k)
+    if model.is_mla:
+        latents, sharded = leaf.latent_attention_bytes(
+            k.compute,
+            k.norm,
+            heads,
+            model.q_lora_rank,
+            model.kv_lora_rank,
+            model.qk_nope_head_dim,
+            model.qk_rope_head_dim,
+            model.v_head_dim,
+        )
+        return LayerBytes(opening + latents, sharded + rest)
+    sharded = leaf.attention_bytes(k.compute, model.head_dim, heads, heads if k.repeats_keys else keys)
+    if model.qk_norm != "none":
+        sharded += leaf.norm_bytes(1, (heads + keys) * model.head_dim, k.norm)
+    if model.attention_output_gate:
+        sharded += k.compute * 2.0 * heads * model.head_dim
+    return LayerBytes(opening, sharded + rest)
+
+
+def _mlp(model: ModelSpec, workload: Workload, k: Kernels, width: int) -> LayerBytes:
+    copies = float(k.casts * (model.gated_mlp and not model.fused_gate_up) + 1)
+    opening = leaf.input_bytes(copies, k.matmul_input, model.hidden_size, workload.dropout)
+    return LayerBytes(opening, leaf.mlp_bytes(k.gated if model.gated_mlp else k.ungated, width))
+
+
+def _experts(model: ModelSpec, workload: Workload, k: Kernels) -> LayerBytes:
+    per_width = k.gated if model.gated_mlp else k.ungated
+    # the routing weight is applied to the activation: fused into SwiGLU only
+    per_expert_width = per_width if model.gated_mlp else per_width + k.compute
+    routed, inside = leaf.routed_bytes(
+        model.num_experts_per_tok,
+        k.routed_copies,
+        k.compute,
+        model.hidden_size,
+        per_expert_width,
+        model.moe_intermediate_size,
+    )
+    opening = leaf.input_bytes(1.0 + k.casts, k.matmul_input, model.hidden_size, workload.dropout)
+    router = 8.0 * model.num_experts  # float32 logits and probabilities
+    shared = leaf.mlp_bytes(per_width, model.shared_expert_intermediate_size)
+    return LayerBytes(opening + router, shared + inside, routed)
+
+
+def _recurrent(model: ModelSpec, workload: Workload, k: Kernels, mixer: str) -> LayerBytes:
+    opening = leaf.input_bytes(0.0 if mixer == "B" else 1.0, k.matmul_input, model.hidden_size, 0)
+    if mixer == "L":
+        keys = model.linear_num_key_heads * model.linear_key_head_dim
+        values = model.linear_num_value_heads * model.linear_value_head_dim
+        return LayerBytes(opening, leaf.delta_rule_bytes(k.compute, keys, values))
+    if mixer == "C":  # three projections, their gated convolution, the product
+        return LayerBytes(opening, k.compute * 6.0 * model.hidden_size)
+    inside = leaf.state_space_bytes(
+        k.compute, model.mamba_intermediate_size, model.mamba_groups, model.state_size, model.mamba_num_heads
+    )
+    return LayerBytes(opening, inside)

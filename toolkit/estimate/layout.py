@@ -1,0 +1,183 @@
+"""Which parameters and which kept activations a pipeline stage holds, for any mix of layers.
+
+Per-layer values are summed once per model into prefix tables; a stage (or a column of stages) reads two
+entries of each. With interleaving a device holds ``v`` chunks of ``L / (p v)`` layers; the first chunk of the
+first stage and the last chunk of the last one are exact, the others take the mean of the remaining layers
+(exact for a uniform stack).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import msgspec
+
+from toolkit.equation import tracing
+from toolkit.estimate.layer_bytes import LayerBytes, checkpoint_bytes, layer_bytes, selective_bytes
+from toolkit.estimate.matrices import matrices
+from toolkit.estimate.parameters import ModelParameters, count_parameters, lora_parameters
+from toolkit.model import ModelSpec
+from toolkit.numeric import Number, ceil_div, maximum, minimum, take, where
+from toolkit.strategy import Strategy
+from toolkit.workload import Workload
+
+Prefix = tuple[float, ...]
+
+
+class Tables(NamedTuple):
+    """Prefix sums over layers (entry ``i`` is the sum of layers before ``i``) and what a stage adds at its ends."""
+
+    counted: ModelParameters
+    layers: int
+    uniform: bool
+    sharded: Prefix
+    replicated: Prefix
+    routed: Prefix
+    kept: tuple[Prefix, Prefix, Prefix]  # replicated, sharded, routed bytes per token without recomputation
+    selective: tuple[Prefix, Prefix, Prefix]
+    checkpoint: float
+    kinds: tuple[LayerBytes, ...]
+    adapters: int
+    quantised: float  # parameters that a 4-bit base model packs
+    small: float  # parameters of tensors below ten widths: ZeRO-3 never partitions them
+
+
+class Stage(NamedTuple):
+    """One pipeline stage, by what parallelism divides. Counts are of parameters, ``kept`` are bytes per token."""
+
+    sharded: Number
+    replicated: Number
+    routed: Number
+    kept: tuple[Number, Number, Number]
+    selective: tuple[Number, Number, Number]
+    layers: Number
+    embedding: Number  # share of the token table (and positions) on this stage
+    head: Number  # share of the output matrix, a tied copy included
+    in_flight: Number  # micro batches whose activations are alive
+
+
+def tables(model: ModelSpec, workload: Workload, framework: str) -> Tables:
+    """Prefix tables, cached by value except while equations are traced."""
+    if tracing():
+        return _tables(model, workload, framework)
+    return _cached(msgspec.msgpack.encode((model, workload)), framework)
+
+
+@functools.lru_cache(maxsize=64)
+def _cached(key: bytes, framework: str) -> Tables:
+    model, workload = msgspec.msgpack.decode(key, type=tuple[ModelSpec, Workload])
+    return _tables(model, workload, framework)
+
+
+def _tables(model: ModelSpec, workload: Workload, framework: str) -> Tables:
+    counted = count_parameters(model)
+    letters = list(zip(model.layer_mixers, model.layer_mlps, strict=True))
+    kinds = {pair: layer_bytes(model, workload, framework, *pair) for pair in dict.fromkeys(letters)}
+    selective = {pair: selective_bytes(model, workload, framework, *pair) for pair in kinds}
+    linear = sum(m.elements * m.number * m.fused for m in matrices(model) if m.linear and m.group != "router")
+    norms = model.norms_per_layer * len(letters) + 1
+    return Tables(
+        counted=counted,
+        layers=len(letters),
+        uniform=len(kinds) == 1 and len({layer.total for layer in counted.layers}) <= 1,
+        sharded=_prefix([layer.sharded for layer in counted.layers]),
+        replicated=_prefix([layer.replicated for layer in counted.layers]),
+        routed=_prefix([layer.routed_experts for layer in counted.layers]),
+        kept=_columns([kinds[pair] for pair in letters]),
+        selective=_columns([selective[pair] for pair in letters]),
+        checkpoint=checkpoint_bytes(model, workload, framework),
+        kinds=tuple(kinds.values()),
+        adapters=0 if workload.method == "full" else lora_parameters(model, workload.lora_rank, workload.lora_targets),
+        quantised=float(linear) if workload.method == "qlora" else 0.0,
+        small=float(norms * model.hidden_size * (1 + model.norm_bias)),
+    )
+
+
+def _prefix(values: list[float]) -> Prefix:
+    sums = [0.0]
+    for value in values:
+        sums.append(sums[-1] + value)
+    return tuple(sums)
+
+
+def _columns(layers: list[LayerBytes]) -> tuple[Prefix, Prefix, Prefix]:
+    return tuple(_prefix([layer[part] for layer in layers]) for part in range(3))  # type: ignore[return-value]
+
+
+def stages(model: ModelSpec, strategy: Strategy, table: Tables) -> tuple[Stage, ...]:
+    """The stages that can be the fullest: first, last and, in a mixed stack, the second."""
+    found = [_first(model, strategy, table), _last(model, strategy, table)]
+    if not table.uniform:
+        found.append(_second(model, strategy, table))
+    return tuple(found)
+
+
+def in_flight(pp: Number, virtual: Number, micro_batches: Number, stage: Number) -> Number:
+    """Micro batches alive on a stage at its peak, in units of the whole stage's layers.
+
+    1F1B holds ``min(p - k, m)`` (Narayanan et al. 2021, arXiv 2104.04473, section 2.2). Interleaving holds
+    ``(p v + p - 1 - 2 k) / v``: with k = 0 the factor ``1 + (p - 1) / (p v)`` of Korthikanti et al. 2022.
+    """
+    interleaved = (1.0 * pp * virtual + pp - 1.0 - 2.0 * stage) / virtual
+    return minimum(where(virtual > 1, interleaved, 1.0 * pp - stage), 1.0 * micro_batches)
+
+
+def padded_vocabulary(vocab_size: int, framework: str, tp: Number) -> Number:
+    """Megatron rounds the vocabulary up to a multiple of ``128 tp`` (``make_vocab_size_divisible_by``)."""
+    return ceil_div(vocab_size, 128 * tp) * 128 * tp if framework == "megatron" else vocab_size
+
+
+def _first(model: ModelSpec, strategy: Strategy, table: Tables) -> Stage:
+    alone = where(strategy.pp > 1, 0.0, 1.0)
+    chunk = table.layers // (strategy.pp * strategy.virtual_pipeline_stages)
+    return _stage(strategy, table, 0 * chunk, chunk, 0, embedding=1.0, head=alone)
+
+
+def _last(model: ModelSpec, strategy: Strategy, table: Tables) -> Stage:
+    alone = where(strategy.pp > 1, 0.0, 1.0)
+    chunk = table.layers // (strategy.pp * strategy.virtual_pipeline_stages)
+    start = table.layers - chunk
+    return _stage(strategy, table, start, table.layers + 0 * chunk, strategy.pp - 1, embedding=alone, head=1.0)
+
+
+def _second(model: ModelSpec, strategy: Strategy, table: Tables) -> Stage:
+    alone = where(strategy.pp > 1, 0.0, 1.0)
+    chunk = table.layers // (strategy.pp * strategy.virtual_pipeline_stages)
+    start = where(strategy.pp > 1, chunk, 0)
+    stage = minimum(strategy.pp - 1, 1)
+    last = where(strategy.pp == 2, 1.0, alone)
+    return _stage(strategy, table, start, start + chunk, stage, embedding=alone, head=last)
+
+
+def _stage(
+    strategy: Strategy, table: Tables, start: Number, stop: Number, index: Number, embedding: Number, head: Number
+) -> Stage:
+    layers = 1.0 * table.layers / strategy.pp
+    if table.uniform:
+
+        def total(prefix: Prefix) -> Number:
+            return prefix[1] * layers
+    else:
+        # layers of the other chunks of this device, as a fraction of all layers outside the known chunk
+        others = maximum(layers - (stop - start), 0.0) / maximum(table.layers - (stop - start), 1)
+
+        def total(prefix: Prefix) -> Number:
+            here = take(prefix, stop) - take(prefix, start)
+            return here + (prefix[-1] - here) * others
+
+    def totals(prefixes: tuple[Prefix, Prefix, Prefix]) -> tuple[Number, Number, Number]:
+        return total(prefixes[0]), total(prefixes[1]), total(prefixes[2]) if prefixes[2][-1] else 0.0
+
+    alive = in_flight(strategy.pp, strategy.virtual_pipeline_stages, strategy.gradient_accumulation_steps, index)
+    return Stage(
+        sharded=total(table.sharded),
+        replicated=total(table.replicated),
+        routed=total(table.routed) if table.routed[-1] else 0.0,
+        kept=totals(table.kept),
+        selective=totals(table.selective),
+        layers=layers,
+        embedding=embedding,
+        head=head,
+        in_flight=alive,
+    )

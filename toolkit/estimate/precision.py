@@ -1,0 +1,53 @@
+"""Bytes per parameter of each kind of state, by framework and precision.
+
+============  =======================  ==========  =========  ======  ================
+framework     precision                parameters  gradients  master  optimizer states
+============  =======================  ==========  =========  ======  ================
+ddp, fsdp     bf16 or fp16 (autocast)  4           4          0       8
+deepspeed     bf16, fp16               2           2          4       8
+megatron      bf16, fp16, fp8          2           4          4       8
+any           fp32                     4           4          0       8
+============  =======================  ==========  =========  ======  ================
+
+Sources: accelerate 1.15 keeps float32 parameters under DDP and casts trainable parameters to float32 for
+FSDP2; DeepSpeed 0.19.8 ``runtime/zero/stage_1_and_2.py`` and ``stage3.py``; megatron-core 0.16.1
+``distrib_optimizer.py`` (6 + 12 bytes, as ``theoretical_memory_usage.py`` of Megatron-LM). Optimizer states:
+AdamW 8; 8-bit AdamW 2 and a float32 scale per 256 values and state (bitsandbytes, blockwise); SGD with
+momentum 4; Muon one float32 momentum for hidden matrices and AdamW for the rest (the share is an argument).
+"""
+
+from __future__ import annotations
+
+from toolkit.errors import ToolkitError
+from toolkit.workload import Precision, Workload
+
+HALF = ("bf16", "fp16", "fp8")
+NF4_BYTES = 4.127 / 8  # QLoRA, arXiv 2305.14314: 4 bits and 0.127 bits of double-quantised scales
+
+
+def state_precision(workload: Workload, framework: str, matrix_share: float = 1.0) -> Precision:
+    """Bytes per trained parameter. ``matrix_share`` is the fraction of parameters that Muon orthogonalises.
+
+    Raises ToolkitError for an optimizer or precision that is not known.
+    """
+    if workload.precision not in (*HALF, "fp32"):
+        raise ToolkitError(f"unknown precision {workload.precision!r}", remedy="use bf16, fp16, fp8 or fp32")
+    states = optimizer_state_bytes(workload.optimizer, matrix_share)
+    accumulate = {"fp32": 4.0, "bf16": 2.0}.get(workload.gradient_accumulation_dtype)
+    if workload.precision == "fp32" or framework in ("ddp", "fsdp"):
+        return Precision(parameters=4.0, gradients=4.0, master=0.0, optimizer_states=states)
+    default = 4.0 if framework == "megatron" else 2.0
+    return Precision(parameters=2.0, gradients=accumulate or default, master=4.0, optimizer_states=states)
+
+
+def optimizer_state_bytes(optimizer: str, matrix_share: float = 1.0) -> float:
+    """Bytes of optimizer states per parameter; raises ToolkitError for an optimizer that is not known."""
+    known = {
+        "adamw": 8.0,
+        "adamw_8bit": 2.0 * (1.0 + 4.0 / 256.0),
+        "sgd": 4.0,
+        "muon": 4.0 * matrix_share + 8.0 * (1.0 - matrix_share),
+    }
+    if optimizer not in known:
+        raise ToolkitError(f"unknown optimizer {optimizer!r}", remedy=f"known: {', '.join(known)}")
+    return known[optimizer]

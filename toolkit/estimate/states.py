@@ -1,0 +1,43 @@
+"""States: what a framework keeps for the parameters of one stage, by when it is alive."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from toolkit.numeric import Number
+
+
+class Share(NamedTuple):
+    """Parameters of one stage on one rank, before any data-parallel sharding. Counts, not bytes.
+
+    Frozen parameters (the base model under LoRA) have no gradient and no optimizer state. Of them ``packed``
+    are held in 4 bits. ``root`` is what lies outside the layers: embedding, head, final norm, other parts.
+    """
+
+    trained: Number  # without routed experts
+    experts: Number  # trained, in routed experts
+    frozen: Number
+    packed: Number
+    root: Number
+    layer: Number  # the largest layer
+    largest: Number  # the largest single tensor
+    small: float
+
+
+class States(NamedTuple):
+    """Bytes by lifetime.
+
+    ``parameters``, ``optimizer``, ``gradients`` and ``buffers`` are alive all the time. ``accumulated``
+    gradients survive from one micro batch to the next; ``final`` are the transient gradients when the last
+    backward pass ends; ``backward`` buffers exist while a layer's backward runs; ``step`` is everything
+    transient that is alive at the peak of the optimizer step.
+    """
+
+    parameters: Number
+    optimizer: Number
+    gradients: Number
+    buffers: Number
+    accumulated: Number
+    final: Number
+    backward: Number
+    step: Number
