@@ -25,6 +25,7 @@ NOUNS = {
     "calibration",
     "efficiency",
     "deepspeed_defaults",
+    "megatron_shapes",
 }
 MAY_IMPORT = {
     "decode": {"decode", *FOUNDATION, *NOUNS},

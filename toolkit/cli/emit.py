@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from toolkit.errors import ToolkitError
+from toolkit.errors import Problems, ToolkitError
+
+if TYPE_CHECKING:
+    from toolkit.plan import Plan
 
 
 @click.command("emit")
@@ -31,6 +35,7 @@ def command(plan_file: str, out: str, force: bool, as_json: bool) -> None:
     plan = plans.load(text, plan_file)
     # absolute, so that the job finds its files from whatever directory it is submitted in
     files = bundle(plan, str(Path(out).absolute()))
+    _require_rules(plan)
     paths = write_files(out, files, force)
     if as_json:
         import json
@@ -39,3 +44,15 @@ def command(plan_file: str, out: str, force: bool, as_json: bool) -> None:
         return
     for path in paths:
         click.echo(path)
+
+
+def _require_rules(plan: Plan) -> None:
+    """A plan.json may have been edited: what its framework refuses is refused here, before a job is queued."""
+    from toolkit.search.constraints import violated
+    from toolkit.search.request import Request
+
+    request = Request(model=plan.model, cluster=plan.cluster, workload=plan.workload)
+    with Problems() as problems:
+        for constraint, problem in violated(request, plan.strategy):
+            if not constraint.advice:
+                problems.add(problem.message, problem.remedy)

@@ -75,7 +75,7 @@ def _require(plan: Plan) -> None:
             return
         if plan.cluster.accelerator.architecture == "cpu":
             problems.add("FSDP on processors: accelerate 1.15 runs plain DDP instead, silently", "use deepspeed")
-        if strategy.dp % strategy.dp_shard:
+        if strategy.dp % max(1, strategy.dp_shard):
             problems.add(
                 f"a sharding group of {strategy.dp_shard} does not divide dp {strategy.dp}",
                 "use the GPUs of one node, or all",

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Callable
 
 from toolkit import plan as plans
-from toolkit.emit import accelerate, deepspeed, megatron, script, slurm, torchrun
+from toolkit.emit import accelerate, deepspeed, megatron, script, shell, slurm, torchrun
 from toolkit.errors import Problem, ToolkitError
 from toolkit.plan import Plan
 
@@ -67,7 +66,7 @@ def commands(plan: Plan, directory: str) -> str:
     cluster, framework = plan.cluster, plan.strategy.framework
 
     def file(name: str) -> str:
-        return shlex.quote(_join(directory, name))
+        return shell.quote(_join(directory, name))
 
     paragraphs = [("On Slurm", f"sbatch {file('train.sbatch')}")]
     if cluster.nodes == 1:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from toolkit.emit.refusals import ACTIVATIONS, activation, require_layout, require_megatron
+from toolkit.emit.refusals import require_layout, require_megatron
 from toolkit.errors import Problems
+from toolkit.megatron_shapes import ACTIVATIONS, activation
 from toolkit.model import ModelSpec
 from toolkit.plan import Plan
 

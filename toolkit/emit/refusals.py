@@ -7,7 +7,7 @@ rounds or has no words for is refused here; the rules of the frameworks belong t
 from __future__ import annotations
 
 from toolkit.errors import Problems
-from toolkit.model import ModelSpec
+from toolkit.megatron_shapes import inexpressible
 from toolkit.plan import Plan
 
 OPTIMIZERS = {
@@ -17,21 +17,29 @@ OPTIMIZERS = {
     "megatron": ("adamw", "sgd"),
 }
 
-# activation functions of config.json that the pretraining program builds, by its own names
-ACTIVATIONS = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_tanh": "gelu_tanh",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-}
+PRECISIONS = ("bf16", "fp16", "fp32", "fp8")
+SUMS = ("default", "bf16", "fp32")
+SCHEDULES = ("cosine", "linear", "constant")
+COUNTS = ("tp", "pp", "cp", "ep", "etp", "dp", "virtual_pipeline_stages", "hpz")
 
 
 def require_layout(problems: Problems, plan: Plan) -> None:
     """World size, batch triple, contract and workload must agree exactly: nothing is rounded later."""
-    s, cluster = plan.strategy, plan.cluster
+    s, cluster, work = plan.strategy, plan.cluster, plan.workload
+    counts = {name: getattr(s, name) for name in (*COUNTS, "micro_batch_size", "gradient_accumulation_steps")}
+    counts |= {"nodes": cluster.nodes, "gpus_per_node": cluster.gpus_per_node, "hidden_size": plan.model.hidden_size}
+    counts |= {"num_hidden_layers": plan.model.num_hidden_layers, "vocab_size": plan.model.vocab_size}
+    counts |= {"sequence_length": work.sequence_length, "global_batch_size": work.global_batch_size}
+    for name, count in counts.items():
+        if count < 1:
+            problems.add(f"{name} is {count}", "it must be 1 or more")
+    for name, value, known in (
+        ("precision", work.precision, PRECISIONS),
+        ("gradient_accumulation_dtype", work.gradient_accumulation_dtype, SUMS),
+        ("schedule", plan.contract.schedule, SCHEDULES),
+    ):
+        if value not in known:
+            problems.add(f"{name} {value!r} is not known", f"use one of {', '.join(known)}")
     world = s.tp * s.pp * s.cp * s.dp
     if world != cluster.num_gpus:
         problems.add(
@@ -40,24 +48,26 @@ def require_layout(problems: Problems, plan: Plan) -> None:
             "plan again for this cluster with toolkit plan",
         )
     batch = s.micro_batch_size * s.gradient_accumulation_steps * s.dp
-    if batch != plan.workload.global_batch_size:
+    if batch != work.global_batch_size:
         problems.add(
             f"micro batch {s.micro_batch_size} x accumulation {s.gradient_accumulation_steps} x dp {s.dp} = {batch}, "
-            f"but the global batch is {plan.workload.global_batch_size}",
+            f"but the global batch is {work.global_batch_size}",
             "the global batch belongs to the experiment: change micro batch or accumulation so that the product is it",
         )
     for field in ("global_batch_size", "sequence_length", "precision", "method", "optimizer"):
-        planned, learnt = getattr(plan.workload, field), getattr(plan.contract, field)
+        planned, learnt = getattr(work, field), getattr(plan.contract, field)
         if planned != learnt:
             problems.add(
                 f"{field} is {planned!r} in the plan's workload and {learnt!r} in its contract",
                 "plan again with toolkit plan: the estimates belong to the first, the program follows the second",
             )
-    known = OPTIMIZERS.get(s.framework, ())
-    if plan.workload.optimizer not in known:
+    stated = OPTIMIZERS.get(s.framework)
+    if stated is None:
+        problems.add(f"framework {s.framework!r} is not known", f"use one of {', '.join(OPTIMIZERS)}")
+    elif work.optimizer not in stated:
         problems.add(
-            f"optimizer {plan.workload.optimizer!r} with {s.framework} is not something that these files can state",
-            f"use one of {', '.join(known)}",
+            f"optimizer {work.optimizer!r} with {s.framework} is not something that these files can state",
+            f"use one of {', '.join(stated)}",
         )
 
 
@@ -76,7 +86,7 @@ def require_data_parallel(problems: Problems, plan: Plan) -> None:
 def require_megatron(problems: Problems, plan: Plan) -> None:
     """Layers per stage must come out whole, and the model must be one that the flags can describe."""
     s, model = plan.strategy, plan.model
-    chunks = s.pp * s.virtual_pipeline_stages
+    chunks = max(1, s.pp * s.virtual_pipeline_stages)
     if model.num_hidden_layers % chunks:
         problems.add(
             f"{model.num_hidden_layers} layers do not divide into pp {s.pp} x {s.virtual_pipeline_stages} virtual "
@@ -94,33 +104,3 @@ def require_megatron(problems: Problems, plan: Plan) -> None:
         problems.add(f"Megatron with method {plan.workload.method!r} cannot be written", "use --framework deepspeed")
     for words in inexpressible(model):
         problems.add(f"{model.name}: megatron-core 0.16.1 cannot build {words}", "use --framework deepspeed or fsdp")
-
-
-def inexpressible(model: ModelSpec) -> tuple[str, ...]:
-    """What of this model the flags of megatron-core 0.16.1's GPT cannot say; empty when it can be built.
-
-    Read from megatron-core 0.16.1 ``transformer_config.py``, ``gpt_layer_specs.py`` and ``gpt_model.py``.
-    """
-    biases = (model.attention_bias, model.attention_output_bias, model.mlp_bias)
-    found = {
-        "state-space mixers": set(model.layer_mixers) != {"A"},
-        "layers without an MLP": "-" in model.layer_mlps,
-        "parts beside the language stack": bool(model.other_parameters),
-        f"{model.norms_per_layer} norms in a layer (it has 2)": model.norms_per_layer != 2,
-        "a norm after the embedding": model.embedding_norm,
-        "a stack without a final norm": not model.final_norm,
-        "a query-key norm over the whole width (its norm is per head)": model.qk_norm == "full",
-        "a bias on the output layer": model.lm_head_bias,
-        "biases on some projections only": biases not in ((False,) * 3, (True, False, False), (True,) * 3),
-        "biases on experts": model.expert_bias,
-        f"a {'gated ' if model.gated_mlp else ''}MLP with {activation(model)}": (
-            ACTIVATIONS.get(activation(model)) not in (("silu",) if model.gated_mlp else ("gelu", "gelu_tanh"))
-        ),
-        "sliding windows on some layers only": 0 < model.sliding_window_layers < model.num_hidden_layers,
-    }
-    return tuple(words for words, holds in found.items() if holds)
-
-
-def activation(model: ModelSpec) -> str:
-    """The activation function as config.json writes it; where it says nothing, SiLU in a gated MLP and else GELU."""
-    return model.hidden_act or ("silu" if model.gated_mlp else "gelu")

@@ -12,6 +12,7 @@ from typing import Any
 
 from toolkit.cluster import ClusterSpec
 from toolkit.errors import Problem
+from toolkit.megatron_shapes import inexpressible
 from toolkit.model import ModelSpec
 from toolkit.search.request import Request
 from toolkit.strategy import Strategy
@@ -63,9 +64,8 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint(
         "architecture",
         ("megatron",),
-        lambda m, c, w, s: (set(m.layer_mixers) == {"A"}) & ("-" not in m.layer_mlps) & (not m.other_parameters),
-        "{m.name} ({m.model_type}) has parts that the Megatron recipe cannot build "
-        "(state-space mixers, layers without an MLP, or a vision tower)",
+        lambda m, c, w, s: not inexpressible(m),
+        "{m.name} ({m.model_type}) has parts that megatron-core 0.16.1 cannot build: {unbuildable}",
         "use --framework deepspeed or fsdp",
     ),
     Constraint(
@@ -339,6 +339,7 @@ def _fill(text: str, request: Request, strategy: Strategy) -> str:
         s=s,
         product=s.tp * s.pp * s.cp * s.dp,
         expert_product=s.etp * s.ep * s.pp,
+        unbuildable=", ".join(inexpressible(request.model)),
         batch_product=s.micro_batch_size * s.dp * s.gradient_accumulation_steps,
         tp_choices=", ".join(map(str, _tp_choices(request.model))),
         sequence_multiple=multiple,
