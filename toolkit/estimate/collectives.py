@@ -29,6 +29,7 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
 
     domain: int  # GPUs joined by the fast link
     inside_bandwidth: float
+    peer_bandwidth: float  # of one pair where there is no switch, else 0
     outside_bandwidth: float
     inside_latency: float  # one hop of a ring
     outside_latency: float
@@ -50,6 +51,7 @@ def fabric(cluster: ClusterSpec) -> Fabric:
     return Fabric(
         domain=cluster.fast_domain,
         inside_bandwidth=float(cluster.intra_node.bandwidth_bytes_per_second),
+        peer_bandwidth=float(cluster.intra_node.peer_bandwidth_bytes_per_second),
         outside_bandwidth=float(cluster.inter_node.bandwidth_bytes_per_second),
         inside_latency=cluster.intra_node.latency_seconds + inside.hop_seconds,
         outside_latency=cluster.inter_node.latency_seconds + outside.hop_seconds,
@@ -107,15 +109,16 @@ def all_to_all(
     return where(size > 1, maximum(local, remote) + latency, 0.0)
 
 
-@equation("C7", "(n - 1)/(domain - 1)*B")
-def mesh_bandwidth(members: Number, domain: int, bandwidth: float) -> Number:
-    """Without a switch each pair has its own link: ``n`` of a domain's members reach part of the bandwidth."""
-    return (maximum(members, 2) - 1.0) / max(domain - 1, 1) * bandwidth
+@equation("C7", "min(B, (n - 1)*B_peer)")
+def mesh_bandwidth(members: Number, bandwidth: float, peer_bandwidth: float) -> Number:
+    """Without a switch each pair has its own link: ``n`` members of a domain use ``n - 1`` links each."""
+    return minimum(bandwidth, (maximum(members, 2) - 1.0) * peer_bandwidth)
 
 
 def _inside(fabric: Fabric, members: Number, fraction: float) -> Number:
-    reached = fabric.inside_bandwidth * fraction
-    return mesh_bandwidth(members, fabric.domain, reached) if fabric.inside.mesh else reached
+    if not fabric.peer_bandwidth:
+        return fabric.inside_bandwidth * fraction
+    return mesh_bandwidth(members, fabric.inside_bandwidth, fabric.peer_bandwidth) * fraction
 
 
 def _start(fabric: Fabric) -> float:

@@ -210,7 +210,10 @@ def _data_group(
 ) -> tuple[Number, Number, Number]:
     """Bytes, seconds and unhidable seconds for ``parameters`` per GPU reduced over one group of ranks."""
     trained = 1.0 if workload.method == "full" else work.adapter_parameters / work.total_parameters
-    gradients = parameters * trained * gradient_bytes(workload, s.framework) / layers  # one message per layer
+    if s.framework == "deepspeed":
+        # its buckets (h^2 elements) and prefetches (0.9 h^2) hold about one matrix each; the others send whole layers
+        layers = layers * work.kernels
+    gradients = parameters * trained * gradient_bytes(workload, s.framework) / layers
     weights = parameters * value_bytes(workload) / layers
     steps = s.gradient_accumulation_steps
     everyone = group(net, size, stride)

@@ -45,7 +45,6 @@ class FabricCurve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     all_to_all_fraction: float
     start_seconds: float
     hop_seconds: float
-    mesh: bool
     status: str
     source: str
 
