@@ -43,10 +43,25 @@ def entries(kind: str) -> dict[str, Entry]:
     return _load(kind, user_folder())[0]
 
 
+def own(kind: str) -> dict[str, Entry]:
+    """The user's entries of a kind by their normal name."""
+    return _load(kind, user_folder(), shipped=False)[0]
+
+
 def find(kind: str, name: str) -> Entry | None:
-    """The entry with that name or alias, or None."""
-    found, aliases = _load(kind, user_folder())
+    """The entry with that name or alias, or None.
+
+    A shipped file that is named like its entry is read alone: planning on one cluster parses one file.
+    """
     key = normal(name)
+    own, aliases = _load(kind, user_folder(), shipped=False)
+    if key not in own and key not in aliases:
+        path = SHIPPED / kind / f"{key}.toml"
+        if re.fullmatch(r"\w[\w.+-]{0,99}", key) and path.is_file():
+            for entry in _read(path):
+                if normal(entry.name) == key:
+                    return entry
+    found, aliases = _load(kind, user_folder())
     return found.get(key) or found.get(aliases.get(key, ""))
 
 
@@ -80,11 +95,11 @@ def nearest(kind: str, name: str, number: int = 3) -> list[str]:
 
 
 @functools.lru_cache(maxsize=32)
-def _load(kind: str, folder: Path) -> tuple[dict[str, Entry], dict[str, str]]:
+def _load(kind: str, folder: Path, shipped: bool = True) -> tuple[dict[str, Entry], dict[str, str]]:
     found: dict[str, Entry] = {}
     aliases: dict[str, str] = {}
     with Problems() as problems:
-        for source in (SHIPPED / kind, folder / kind):  # later ones hide earlier ones
+        for source in (SHIPPED / kind, folder / kind) if shipped else (folder / kind,):  # later ones hide earlier ones
             here: dict[str, Entry] = {}
             for path in sorted(source.glob("*.toml")):
                 try:
@@ -100,7 +115,8 @@ def _load(kind: str, folder: Path) -> tuple[dict[str, Entry], dict[str, str]]:
             for key, entry in here.items():
                 aliases.pop(key, None)
                 given = entry.values.get("aliases", [])
-                aliases |= {normal(alias): key for alias in given if isinstance(alias, str)}
+                if isinstance(given, list):  # what else it may be is for the reader of the entry to refuse
+                    aliases |= {normal(alias): key for alias in given if isinstance(alias, str)}
     return found, aliases
 
 
@@ -109,7 +125,7 @@ def _read(path: Path) -> list[Entry]:
 
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise ToolkitError(f"{path}: {error}", remedy="correct the file, or move it away") from error
     if isinstance(values.get("name"), str):
         return [Entry(values["name"], values, path)]
