@@ -26,7 +26,7 @@ BITS_PER_BYTE = 8.0
 # ------------------------------------------------------------------------------------------------
 
 _NUMBER = r"(?P<number>(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+(?:_[0-9]+)*|(?=\.))(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)"
-_QUANTITY = re.compile(rf"\s*{_NUMBER}\s*(?P<unit>[^0-9\s].*?)?\s*", re.DOTALL)
+_QUANTITY = rf"\s*{_NUMBER}\s*(?P<unit>[^0-9\s].*?)?\s*"
 
 _BYTES = {
     "b": 1.0,
@@ -43,13 +43,14 @@ _BYTES = {
 }
 _PREFIX = {"": 1.0, "k": KB, "m": MB, "g": GB, "t": TB, "p": PB}
 _BINARY_PREFIX = {"ki": KIB, "mi": MIB, "gi": GIB, "ti": TIB, "pi": PIB}
+MOST_TOKENS = 1e18  # larger requests are typing errors
 _TOKENS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
 def _quantity(text: str, what: str, example: str) -> tuple[float, str]:
     """The positive, finite number at the front of a text, and the unit behind it."""
     text = text[:80]  # nothing sensible is longer
-    match = _QUANTITY.fullmatch(text)
+    match = re.fullmatch(_QUANTITY, text, re.DOTALL)
     try:
         value = float(match["number"].replace(",", "").replace("_", "")) if match else math.nan
     except ValueError:  # a lone "."
@@ -127,6 +128,8 @@ def parse_tokens(text: str, what: str = "token count") -> int:
     if letter not in _TOKENS:
         raise ToolkitError(f"{what} {text!r} has the unknown unit {unit!r}", remedy="use K, M, B or T: 300B, 1.5T")
     tokens = _finite(value * _TOKENS[letter], text, what, "1.5T")
+    if tokens > MOST_TOKENS:
+        raise ToolkitError(f"{what} {text!r} is above {format_tokens(MOST_TOKENS)}", remedy="write for example 1.5T")
     if abs(tokens - round(tokens)) > 1e-9 * tokens:
         raise ToolkitError(f"{what} {text!r} is not a whole number", remedy="write for example 300B or 1.5T")
     return round(tokens)
@@ -179,12 +182,11 @@ MOST_GPUS = 1_000_000  # larger requests are typing errors
 MOST_GPUS_PER_NODE = 576  # of one NVLink domain, the largest that is announced
 _COUNT = r"[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+(?:_[0-9]+)*"
 _TIMES = r"\s*[xX*\u00d7]\s*"
-_GPUS = re.compile(
+_GPUS = (
     rf"(?P<first>{_COUNT})\s*(?:nodes?)?(?:{_TIMES}(?P<second>{_COUNT}))?"
-    rf"(?:\s*(?:gpus?)(?P<unit>(?:\s+per\s+node)?)|(?:{_TIMES}|\s+)(?P<word>[a-zA-Z][\w .\-]*))?",
-    re.ASCII | re.IGNORECASE,
+    rf"(?:\s*(?:gpus?)(?P<unit>(?:\s+per\s+node)?)|(?:{_TIMES}|\s+)(?P<word>[a-zA-Z][\w .\-]*))?"
 )
-_SLURM = re.compile(rf"(?:gpu:)?(?P<word>[a-zA-Z][\w.\-]*):(?P<first>{_COUNT})", re.ASCII)
+_SLURM = rf"(?:gpu:)?(?P<word>[a-zA-Z][\w.\-]*):(?P<first>{_COUNT})"
 
 
 class GpuRequest(NamedTuple):
@@ -207,7 +209,7 @@ def parse_gpus(text: str | int) -> GpuRequest:
     'H100'
     """
     written = str(text).strip()[:80]  # nothing sensible is longer, and int() refuses thousands of digits
-    match = _GPUS.fullmatch(written) or _SLURM.fullmatch(written)
+    match = re.fullmatch(_GPUS, written, re.ASCII | re.IGNORECASE) or re.fullmatch(_SLURM, written, re.ASCII)
     remedy = "write a count (64) or nodes x GPUs per node (8x8)"
     groups = match.groupdict() if match else {}
     word = (groups.get("word") or "").strip()
