@@ -90,6 +90,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     linear_num_value_heads: int = 0
     linear_key_head_dim: int = 0
     linear_value_head_dim: int = 0
+    linear_attention_parameters: int = 0  # of one L layer, where it is another linear attention
 
     mixers: str = ""
     mlps: str = ""

@@ -168,7 +168,8 @@ def _layer_parts(model: ModelSpec, mixer: str, mlp: str) -> dict[str, tuple[int,
         parts["state_space"] = _state_space(model)
     if mixer == "L":
         parts["linear_attention"] = (
-            leaf.delta_rule_sharded(
+            model.linear_attention_parameters
+            or leaf.delta_rule_sharded(
                 model.hidden_size,
                 model.linear_num_key_heads,
                 model.linear_num_value_heads,

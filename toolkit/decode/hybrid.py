@@ -1,0 +1,463 @@
+"""State-space models, linear attention, and their mixtures with attention.
+
+Each function states what the modelling file of transformers 5.24 builds for its family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from toolkit.decode.common import Fields, experts_where, heads, mlp_kinds, routed, trunk
+from toolkit.decode.moe import latent_attention
+from toolkit.decode.reader import Reader, Unsupported
+
+_NO_ATTENTION = {"num_attention_heads": 0, "num_key_value_heads": 0, "head_dim": 0, "intermediate_size": 0}
+_ATTENTION = ("attention", "full_attention", "sliding_attention")
+
+
+def _letters(read: Reader, layers: int, other: str, key: str = "layer_types") -> str | None:
+    """Mixer letters from a list of layer kinds: A for attention, ``other`` for the rest; None if there is no list."""
+    kinds = read.items(key, str, layers)
+    return None if kinds is None else "".join("A" if kind in _ATTENTION else other for kind in kinds)
+
+
+def _rank(read: Reader, key: str, hidden: int) -> int:
+    """Rank of the time step; ``auto`` is a sixteenth of the width, rounded up."""
+    value = read.raw(key)
+    if value is None or value == "auto":
+        known = read.default(key)
+        return known if isinstance(known, int) else -(-hidden // 16)
+    return read.checked(value, key, 1, 2**40)
+
+
+def _mamba(read: Reader) -> Fields:
+    fields = trunk(read)
+    hidden, layers = fields["hidden_size"], fields["num_hidden_layers"]
+    inner = read.count("intermediate_size", default=read.count("expand") * hidden)
+    expected = read.count("expand") * hidden
+    if inner != expected:  # the configuration class computes it and ignores what the file says
+        read.notes.append(f"intermediate_size {inner} is ignored: expand * hidden_size = {expected}")
+    return (
+        fields
+        | _NO_ATTENTION
+        | {
+            "mixers": "M" * layers,
+            "mlps": "-" * layers,
+            "norms_per_layer": 1,
+            "state_size": read.count("state_size"),
+            "conv_kernel": read.count("conv_kernel"),
+            "time_step_rank": _rank(read, "time_step_rank", hidden),
+            "mamba_intermediate_size": expected,
+            "mamba_conv_bias": read.flag("use_conv_bias"),
+            "mamba_proj_bias": read.flag("use_bias"),
+        }
+    )
+
+
+def _mamba2(read: Reader) -> Fields:
+    fields = trunk(read)
+    layers = fields["num_hidden_layers"]
+    inner, number = read.count("expand") * fields["hidden_size"], read.count("num_heads")
+    if inner != number * read.count("head_dim"):
+        read.problems.add(
+            f"num_heads {number} * head_dim {read.count('head_dim')} is not expand * hidden_size {inner}",
+            "correct one of them",
+        )
+    return (
+        fields
+        | _NO_ATTENTION
+        | {
+            "mixers": "M" * layers,
+            "mlps": "-" * layers,
+            "norms_per_layer": 1,
+            "state_size": read.count("state_size"),
+            "conv_kernel": read.count("conv_kernel"),
+            "mamba_intermediate_size": inner,
+            "mamba_num_heads": number,
+            "mamba_groups": read.count("n_groups"),
+            "mamba_conv_bias": read.flag("use_conv_bias"),
+            "mamba_proj_bias": read.flag("use_bias"),
+        }
+    )
+
+
+def _mamba2_beside(read: Reader, inner: int) -> Fields:
+    """The Mamba-2 mixer of Bamba, Granite hybrids and Falcon-H1."""
+    return {
+        "state_size": read.count("mamba_d_state"),
+        "conv_kernel": read.count("mamba_d_conv"),
+        "mamba_intermediate_size": inner,
+        "mamba_num_heads": read.count("mamba_n_heads"),
+        "mamba_groups": read.count("mamba_n_groups"),
+        "mamba_conv_bias": read.flag("mamba_conv_bias"),
+        "mamba_proj_bias": read.flag("mamba_proj_bias"),
+    }
+
+
+def _attention_mlp(read: Reader) -> Fields:
+    fields = trunk(read)
+    fields |= heads(read, fields["hidden_size"])
+    biases = read.flag("attention_bias")
+    return fields | {"attention_bias": biases, "attention_output_bias": biases}
+
+
+def _bamba(read: Reader) -> Fields:
+    fields = _attention_mlp(read)
+    chosen = set(read.items("attn_layer_indices", int) or ())
+    fields |= _mamba2_beside(read, read.count("mamba_expand") * fields["hidden_size"])
+    return fields | {
+        "mixers": "".join("A" if i in chosen else "M" for i in range(fields["num_hidden_layers"])),
+        "intermediate_size": read.count("intermediate_size", core=True),
+        "mlp_bias": read.flag("mlp_bias"),
+    }
+
+
+def _falcon_h1(read: Reader) -> Fields:
+    fields = _attention_mlp(read)
+    inner = read.count("mamba_d_ssm", default=read.count("mamba_expand") * fields["hidden_size"])
+    if read.raw("mamba_d_ssm") is None and "mamba_d_ssm" not in read.values:
+        inner = read.count("mamba_d_ssm")
+    fields |= _mamba2_beside(read, inner)
+    if fields["mamba_proj_bias"] != read.flag("projectors_bias"):
+        raise Unsupported("falcon_h1 with mamba_proj_bias unlike projectors_bias")
+    return fields | {
+        "mixers": "B" * fields["num_hidden_layers"],
+        "mamba_gated_norm": read.flag("mamba_rms_norm"),
+        "intermediate_size": read.count("intermediate_size", core=True),
+        "mlp_bias": read.flag("mlp_bias"),
+    }
+
+
+def _granitemoehybrid(read: Reader) -> Fields:
+    fields = _attention_mlp(read)
+    layers = fields["num_hidden_layers"]
+    fields |= _mamba2_beside(read, read.count("mamba_expand") * fields["hidden_size"])
+    fields["mixers"] = _letters(read, layers, "M") or _letters(read, layers, "M", "layers_block_type") or "M" * layers
+    shared = read.count("shared_intermediate_size")
+    if read.count("num_local_experts", "num_experts", least=0) == 0:
+        return fields | {"intermediate_size": shared, "fused_gate_up": True}
+    fields |= routed(read, ("num_local_experts",), ("num_experts_per_tok",), ("intermediate_size",))
+    return fields | {
+        "intermediate_size": fields["moe_intermediate_size"],
+        "num_shared_experts": 1,
+        "shared_expert_intermediate_size": shared,
+    }
+
+
+def _jamba(read: Reader) -> Fields:
+    fields = trunk(read)
+    fields |= heads(read, fields["hidden_size"], head_dim=False)
+    layers, hidden = fields["num_hidden_layers"], fields["hidden_size"]
+    period, offset = read.count("attn_layer_period"), read.count("attn_layer_offset", least=0)
+    every, first = read.count("expert_layer_period"), read.count("expert_layer_offset", least=0)
+    width = read.count("intermediate_size", core=True)
+    fields |= {
+        "intermediate_size": width,
+        "mixers": "".join("A" if i % period == offset else "M" for i in range(layers)),
+        "state_size": read.count("mamba_d_state"),
+        "conv_kernel": read.count("mamba_d_conv"),
+        "mamba_intermediate_size": read.count("mamba_expand") * hidden,
+        "time_step_rank": _rank(read, "mamba_dt_rank", hidden),
+        "mamba_conv_bias": read.flag("mamba_conv_bias"),
+        "mamba_proj_bias": read.flag("mamba_proj_bias"),
+        "mamba_inner_norms": True,
+    }
+    if read.count("num_experts") == 1:
+        return fields
+    fields |= routed(read, ("num_experts",), ("num_experts_per_tok",), ("intermediate_size",))
+    return fields | {"mlps": "".join("E" if i % every == first else "D" for i in range(layers))}
+
+
+_PATTERN = {"M": ("M", "-"), "-": ("-", "D"), "*": ("A", "-"), "E": ("-", "E")}
+_BLOCKS = {
+    "mamba": "M",
+    "linear_attention": "M",
+    "mlp": "-",
+    "attention": "*",
+    "full_attention": "*",
+    "moe": "E",
+}
+
+
+def _nemotron_h(read: Reader) -> Fields:
+    pattern = read.text("hybrid_override_pattern")
+    if not pattern:
+        blocks = read.items("layers_block_type", str) or read.items("layer_types", str) or []
+        pattern = "".join(_BLOCKS.get(block, "?") for block in blocks)
+    if not pattern or set(pattern) - set(_PATTERN):
+        read.problems.add(
+            f"hybrid_override_pattern {pattern[:60]!r} is not a row of M (Mamba), - (MLP), * (attention), E (experts)",
+            "give one letter per layer",
+        )
+        pattern = "M"
+    read.values = {"num_hidden_layers": len(pattern)} | read.values
+    fields = trunk(read)
+    if len(pattern) != fields["num_hidden_layers"]:
+        read.problems.add(
+            f"hybrid_override_pattern has {len(pattern)} letters, num_hidden_layers is {fields['num_hidden_layers']}",
+            "they must agree",
+        )
+        fields["num_hidden_layers"] = len(pattern)
+    fields |= heads(read, fields["hidden_size"])
+    fields |= {
+        "mixers": "".join(_PATTERN[letter][0] for letter in pattern),
+        "mlps": "".join(_PATTERN[letter][1] for letter in pattern),
+        "norms_per_layer": 1,
+        "gated_mlp": False,
+        "intermediate_size": read.count("intermediate_size", core="-" in pattern),
+        "mlp_bias": read.flag("mlp_bias"),
+        "state_size": read.count("ssm_state_size"),
+        "conv_kernel": read.count("conv_kernel", "mamba_d_conv"),
+        "mamba_num_heads": read.count("mamba_num_heads"),
+        "mamba_intermediate_size": read.count("mamba_num_heads") * read.count("mamba_head_dim"),
+        "mamba_groups": read.count("n_groups", "mamba_n_groups"),
+        "mamba_conv_bias": read.flag("use_conv_bias", "mamba_conv_bias"),
+        "mamba_proj_bias": read.flag("use_bias"),
+    }
+    if "E" in pattern:
+        if read.raw("moe_latent_size") is not None or fields["mlp_bias"]:
+            raise Unsupported("nemotron_h with moe_latent_size, or with mlp_bias beside experts")
+        fields |= routed(read, ("n_routed_experts",), ("num_experts_per_tok",), ("moe_intermediate_size",))
+        width = read.count("moe_shared_expert_intermediate_size")
+        fields |= {"num_shared_experts": 1, "shared_expert_intermediate_size": width}
+    return fields
+
+
+def _zamba(read: Reader) -> Fields:
+    """Mamba layers; every hybrid layer also feeds one shared transformer, which exists once."""
+    fields = trunk(read)
+    hidden, layers = fields["hidden_size"], fields["num_hidden_layers"]
+    kinds = read.items("layers_block_type", str, layers)
+    if kinds is None:
+        raise Unsupported("zamba without layers_block_type")
+    number, width = read.count("num_attention_heads", core=True), read.count("intermediate_size", core=True)
+    groups = read.count("num_key_value_heads", default=number)
+    head_dim = read.count("attention_head_dim", default=2 * hidden // number)
+    wide = 2 * hidden  # the shared block reads the layer's input beside the embedding
+    shared = wide * (number + 2 * groups) * head_dim + number * head_dim * hidden
+    shared += 3 * hidden * width + wide + hidden
+    inner = read.count("mamba_expand") * hidden
+    return (
+        fields
+        | _NO_ATTENTION
+        | {
+            "mixers": "M" * layers,
+            "mlps": "-" * layers,
+            "norms_per_layer": 1,
+            "state_size": read.count("mamba_d_state"),
+            "conv_kernel": read.count("mamba_d_conv"),
+            "mamba_intermediate_size": inner,
+            "time_step_rank": _rank(read, "mamba_dt_rank", hidden),
+            "mamba_conv_bias": read.flag("mamba_conv_bias"),
+            "mamba_proj_bias": read.flag("mamba_proj_bias"),
+            "other_parameters": {
+                "shared_transformer": shared,
+                "hybrid_projections": sum(kind == "hybrid" for kind in kinds) * hidden * hidden,
+            },
+        }
+    )
+
+
+def _zamba2(read: Reader) -> Fields:
+    """Mamba-2 layers; hybrid layers take turns at a few shared transformers and add adapters of their own."""
+    fields = trunk(read)
+    hidden, layers = fields["hidden_size"], fields["num_hidden_layers"]
+    kinds = read.items("layers_block_type", str, layers)
+    if kinds is None:
+        raise Unsupported("zamba2 without layers_block_type")
+    hybrids = sum(kind == "hybrid" for kind in kinds)
+    number, width = read.count("num_attention_heads", core=True), read.count("intermediate_size", default=4 * hidden)
+    groups, wide = read.count("num_key_value_heads", default=number), 2 * hidden
+    head_dim, rank, biased = wide // number, read.count("adapter_rank"), read.flag("add_bias_linear")
+    block = wide * (number + 2 * groups) * head_dim + number * head_dim * hidden
+    block += 3 * hidden * width + biased * (2 * width + hidden) + wide + hidden
+    adapter = rank * hidden + rank * 2 * width
+    if read.flag("use_shared_attention_adapter"):
+        adapter += 3 * 2 * rank * wide
+    inner = read.count("mamba_expand") * hidden
+    return (
+        fields
+        | _NO_ATTENTION
+        | {
+            "mixers": "M" * layers,
+            "mlps": "-" * layers,
+            "norms_per_layer": 1,
+            "state_size": read.count("mamba_d_state"),
+            "conv_kernel": read.count("mamba_d_conv"),
+            "mamba_intermediate_size": inner,
+            "mamba_num_heads": read.count("n_mamba_heads"),
+            "mamba_groups": read.count("mamba_ngroups"),
+            "mamba_conv_bias": True,
+            "mamba_proj_bias": biased,
+            "other_parameters": {
+                "shared_transformers": min(read.count("num_mem_blocks"), hybrids) * block,
+                "hybrid_adapters": hybrids * adapter,
+                "hybrid_projections": hybrids * hidden * hidden,
+            },
+        }
+    )
+
+
+def _linear(read: Reader, layers: int) -> Fields:
+    """Gated delta rule in all layers but each fourth (or as layer_types says)."""
+    mixers = _letters(read, layers, "L")
+    if mixers is None:
+        every = read.count("full_attention_interval", default=4)
+        mixers = "".join("L" if (i + 1) % every else "A" for i in range(layers))
+    return {
+        "mixers": mixers,
+        "conv_kernel": read.count("linear_conv_kernel_dim"),
+        "linear_num_key_heads": read.count("linear_num_key_heads"),
+        "linear_num_value_heads": read.count("linear_num_value_heads"),
+        "linear_key_head_dim": read.count("linear_key_head_dim"),
+        "linear_value_head_dim": read.count("linear_value_head_dim"),
+    }
+
+
+def _qwen_linear(read: Reader) -> Fields:
+    fields = _attention_mlp(read)
+    return fields | _linear(read, fields["num_hidden_layers"]) | {"attention_output_gate": True, "qk_norm": "head"}
+
+
+def _qwen3_5(read: Reader) -> Fields:
+    return _qwen_linear(read) | {"intermediate_size": read.count("intermediate_size", core=True)}
+
+
+def _qwen3_next(read: Reader) -> Fields:
+    fields = _qwen_linear(read)
+    fields |= routed(read, ("num_experts", "num_local_experts"), ("num_experts_per_tok",), ("moe_intermediate_size",))
+    step = read.count("decoder_sparse_step", default=1)
+    fields["mlps"] = experts_where(fields["num_hidden_layers"], 0, step, read.items("mlp_only_layers", int))
+    dense = {} if "D" in fields["mlps"] else {"default": fields["moe_intermediate_size"]}
+    return fields | {
+        "intermediate_size": read.count("intermediate_size", **dense),
+        "num_shared_experts": 1,
+        "shared_expert_intermediate_size": read.count("shared_expert_intermediate_size"),
+        "shared_expert_gate": True,
+    }
+
+
+def _olmo_hybrid(read: Reader) -> Fields:
+    fields = _attention_mlp(read) | {"qk_norm": "full", "intermediate_size": read.count("intermediate_size", core=True)}
+    return fields | _linear(read, fields["num_hidden_layers"])
+
+
+def _kimi_linear(read: Reader) -> Fields:
+    """Kimi delta attention (decay per channel) beside latent attention."""
+    fields = trunk(read)
+    layers, hidden = fields["num_hidden_layers"], fields["hidden_size"]
+    mixers = _letters(read, layers, "L")
+    if mixers is None:
+        raise Unsupported("kimi_linear without layer_types")
+    number, size = read.count("linear_num_heads"), read.count("linear_head_dim")
+    kernel, wide = read.count("linear_conv_kernel_dim"), number * size
+    delta = 3 * hidden * wide + 3 * wide * kernel + wide * hidden + hidden * number + size
+    delta += 2 * (hidden * size + size * wide) + wide + number  # gates for decay and output, time step, A
+    fields |= latent_attention(read)
+    fields |= routed(
+        read, ("num_experts",), ("num_experts_per_tok", "num_experts_per_token"), ("moe_intermediate_size",)
+    )
+    fields["mlps"] = mlp_kinds(read, layers, read.count("first_k_dense_replace", default=1, least=0))
+    shared = read.count("num_shared_experts", "n_shared_experts", least=0)
+    return fields | {
+        "mixers": mixers,
+        "conv_kernel": kernel,
+        "linear_attention_parameters": delta,
+        "intermediate_size": read.count("intermediate_size", core=True),
+        "num_shared_experts": shared,
+        "shared_expert_intermediate_size": shared * fields["moe_intermediate_size"],
+    }
+
+
+def _minimax(read: Reader) -> Fields:
+    """Lightning attention in every other layer: query, key and value in one, a gate, a norm, the output."""
+    fields = trunk(read)
+    fields |= heads(read, fields["hidden_size"])
+    layers, hidden = fields["num_hidden_layers"], fields["hidden_size"]
+    wide = fields["num_attention_heads"] * fields["head_dim"]
+    fields |= routed(read, ("num_local_experts", "num_experts"), ("num_experts_per_tok",), ("intermediate_size",))
+    mixers = _letters(read, layers, "L") or "".join("L" if (i + 1) % 2 else "A" for i in range(layers))
+    return fields | {
+        "mixers": mixers,
+        "intermediate_size": fields["moe_intermediate_size"],
+        "linear_attention_parameters": 5 * hidden * wide + wide,
+    }
+
+
+def _recurrent_gemma(read: Reader) -> Fields:
+    """Gated linear recurrences (arXiv 2402.19427) in two of three layers, local attention in the third."""
+    fields = trunk(read)
+    hidden, layers = fields["hidden_size"], fields["num_hidden_layers"]
+    fields |= heads(read, hidden, head_dim=False)
+    number, width = fields["num_attention_heads"], read.count("lru_width", default=hidden)
+    kinds = read.items("block_types", str) or read.default("block_types") or ["recurrent"]
+    letters = ["L" if kind == "recurrent" else "A" for kind in kinds]
+    kernel = read.count("conv1d_width")
+    gates = 2 * (number * (width // number) ** 2 + width) + width
+    recurrence = 2 * (hidden * width + width) + width * hidden + hidden + width * kernel + width + gates
+    return fields | {
+        "mixers": "".join(letters[i % len(letters)] for i in range(layers)),
+        "linear_attention_parameters": recurrence,
+        "conv_kernel": kernel,
+        "intermediate_size": max(read.count("intermediate_size", core=True) // 2, 1),
+        "attention_bias": read.flag("attention_bias"),
+        "attention_output_bias": True,
+        "mlp_bias": True,
+    }
+
+
+def _lfm2_width(read: Reader) -> int:
+    width = read.count("block_ff_dim", "intermediate_size")
+    if read.flag("block_auto_adjust_ff_dim"):
+        factor = read.number("block_ffn_dim_multiplier") or 1.0
+        multiple = read.count("block_multiple_of")
+        width = multiple * -(-int(factor * int(2 * width / 3)) // multiple)
+    return width
+
+
+def _lfm2_trunk(read: Reader) -> Fields:
+    if isinstance(read.values.get("tie_embedding"), bool):
+        read.values = read.values | {"tie_word_embeddings": read.values["tie_embedding"]}
+    fields = trunk(read)
+    fields |= heads(read, fields["hidden_size"], head_dim=False)
+    layers = fields["num_hidden_layers"]
+    mixers = _letters(read, layers, "C")
+    if mixers is None:
+        chosen = read.items("full_attn_idxs", int)
+        mixers = "".join("A" if chosen is None or i in chosen else "C" for i in range(layers))
+    conv = {"conv_kernel": read.count("conv_L_cache"), "mamba_conv_bias": read.flag("conv_bias")}
+    return fields | conv | {"mixers": mixers, "qk_norm": "head"}
+
+
+def _lfm2(read: Reader) -> Fields:
+    return _lfm2_trunk(read) | {"intermediate_size": _lfm2_width(read)}
+
+
+def _lfm2_moe(read: Reader) -> Fields:
+    fields = _lfm2_trunk(read) | {"intermediate_size": read.count("intermediate_size", core=True)}
+    fields |= routed(read, ("num_experts",), ("num_experts_per_tok",), ("moe_intermediate_size",))
+    first = read.count("num_dense_layers", least=0)
+    return fields | {"mlps": experts_where(fields["num_hidden_layers"], first)}
+
+
+FAMILIES: dict[str, Callable[[Reader], Fields]] = {
+    "mamba": _mamba,
+    "falcon_mamba": _mamba,
+    "mamba2": _mamba2,
+    "bamba": _bamba,
+    "falcon_h1": _falcon_h1,
+    "granitemoehybrid": _granitemoehybrid,
+    "jamba": _jamba,
+    "nemotron_h": _nemotron_h,
+    "zamba": _zamba,
+    "zamba2": _zamba2,
+    "qwen3_next": _qwen3_next,
+    "qwen3_5_text": _qwen3_5,
+    "qwen3_5_moe_text": _qwen3_next,
+    "olmo_hybrid": _olmo_hybrid,
+    "kimi_linear": _kimi_linear,
+    "minimax": _minimax,
+    "recurrent_gemma": _recurrent_gemma,
+    "lfm2": _lfm2,
+    "lfm2_moe": _lfm2_moe,
+}
