@@ -7,7 +7,8 @@ import pytest
 
 from tests.estimate.machines import CALIBRATION, cluster, gpt, llama, mixture, timed
 from toolkit.estimate.collectives import ring_bytes
-from toolkit.estimate.communication import communication, gradient_bytes
+from toolkit.estimate.communication import communication
+from toolkit.estimate.data_parallel import gradient_bytes
 from toolkit.estimate.parameters import count_parameters, lora_parameters
 from toolkit.strategy import Strategy
 from toolkit.workload import Workload

@@ -1,23 +1,15 @@
-"""Equations C8..C13: what each parallel axis sends in one optimizer step, and how long it takes alone.
+"""Equations C8 to C12: what each parallel axis sends in one optimizer step, and how long it takes alone.
 
 ``communication(model, cluster, workload, strategy, calibration)`` returns bytes sent and seconds per GPU and
-step for the axes tp, cp, ep, pp and dp. Ranks are ordered tp-cp-ep-dp-pp (Megatron-core's default, megatron-core
-0.16.1 ``parallel_state.py``): the tensor group is contiguous, the data group strides over it, so each group is
-inside a fast domain or across domains by arithmetic. How much of it is hidden is decided in ``step``.
-
-What data parallelism sends was counted, not taken from papers (DeepSpeed 0.19.8, torch 2.13):
-ZeRO-1 and ZeRO-2 all-reduce gradients and then all-gather parameters (3P, not 2P), ZeRO-2 reduces after every
-micro batch; ZeRO-3 gathers in the forward pass and, beyond ``stage3_max_live_parameters``, again in the backward.
-Left out: the gradient norm, loss averaging, DeepSpeed's quantised collectives, tied-embedding reductions.
+step for the axes tp, cp, ep, pp and dp (dp: ``data_parallel``). Ranks are ordered tp-cp-ep-dp-pp (megatron-core
+0.16.1 ``parallel_state.py``): the tensor group is contiguous, the data group strides over it, so whether a group
+lies inside a fast domain is arithmetic. How much of it is hidden is decided in ``step``.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from toolkit.calibration import Calibration
 from toolkit.cluster import ClusterSpec
-from toolkit.deepspeed_defaults import MAX_LIVE_PARAMETERS
 from toolkit.equation import equation
 from toolkit.estimate.collectives import (
     Fabric,
@@ -29,38 +21,13 @@ from toolkit.estimate.collectives import (
     point_to_point_seconds,
     ring_bytes,
 )
+from toolkit.estimate.data_parallel import Traffic, data_traffic, value_bytes
 from toolkit.estimate.work import LayerWork, layer_work
 from toolkit.estimates import CommunicationEstimate
 from toolkit.model import ModelSpec
-from toolkit.numeric import Number, ceil_div, maximum, where
+from toolkit.numeric import Number, ceil_div, where
 from toolkit.strategy import Strategy
 from toolkit.workload import Workload
-
-
-class Traffic(NamedTuple):
-    """Bytes sent and seconds of one axis, per GPU and optimizer step."""
-
-    sent: Number
-    seconds: Number
-
-
-def value_bytes(workload: Workload) -> float:
-    """Bytes of an activation or a working parameter."""
-    return 4.0 if workload.precision == "fp32" else 2.0
-
-
-def gradient_bytes(workload: Workload, framework: str) -> float:
-    """Bytes per gradient on the wire.
-
-    Megatron and DDP reduce in fp32 (megatron-core 0.16.1 ``grad_reduce_in_fp32``; DDP keeps fp32 parameters under
-    autocast); DeepSpeed reduces in the parameter type whatever it accumulates in (0.19.8 engine.py), and accelerate
-    sets FSDP's reduce_dtype to it.
-    """
-    if workload.precision == "fp32" or workload.gradient_accumulation_dtype == "fp32" and framework != "deepspeed":
-        return 4.0
-    if workload.gradient_accumulation_dtype == "bf16":
-        return 2.0
-    return 4.0 if framework in ("megatron", "ddp") else 2.0
 
 
 @equation("C8", "b*s/cp*h*bytes")
@@ -69,7 +36,7 @@ def activation_message(micro_batch: Number, sequence: float, cp: Number, hidden:
     return 1.0 * micro_batch * sequence / cp * hidden * bytes_each
 
 
-@equation("C9", "m*(2*passes*(dense + expert*(etp > 1))*layers + 2)")
+@equation("C9", "m*(passes*(1 + dense_mlps + expert_mlps*(etp > 1))*layers + 2)")
 def tensor_collectives(
     micro_batches: Number, layers: Number, passes: Number, attention_and_dense: float, expert_mlps: Number
 ) -> Number:
@@ -103,12 +70,38 @@ def pipeline_messages(micro_batches: Number, virtual: Number, pipeline: Number) 
     return where(pipeline > 1, 2.0 * micro_batches * virtual, 0.0)
 
 
-@equation("C13", "layers*(sharded/tp + replicated) + embedding/tp + other")
-def dense_parameters_per_gpu(
-    layers: Number, sharded: float, replicated: float, ends: Number, tp: Number, other: float
+@equation("C14", "stage 0: R; 1: R + G; 2: m*R + G; 3: m*(G + G_again + S)")
+def zero_step(
+    stage: Number, micro_batches: Number, reduce: Number, gather: Number, again: Number, scatter: Number
 ) -> Number:
-    """Parameters on the fullest stage that every data-parallel rank holds (no routed experts)."""
-    return layers * (sharded / tp + replicated) + ends / tp + other
+    """DeepSpeed: all-reduces ``R``, gathers ``G`` and reduce-scatters ``S`` of one step, in bytes or in seconds.
+
+    Counted with DeepSpeed 0.19.8: stages 1 and 2 all-reduce gradients (stage_1_and_2.py 1694-1712) and gather
+    parameters after the step, not the 2P of ZeRO (arXiv 1910.02054, section 7). At stage 3 the gather of the backward
+    pass is the part of the parameters beyond ``stage3_max_live_parameters``.
+    """
+    partitioned = reduce * where(stage == 2, micro_batches, 1) + where(stage == 0, 0.0, gather)
+    return where(stage == 3, micro_batches * (gather + again + scatter), partitioned)
+
+
+@equation("C15", "m*(where(stage >= 3, 2, 1)*G + S + R_across)")
+def fsdp_step(stage: Number, micro_batches: Number, gather: Number, scatter: Number, across: Number) -> Number:
+    """FSDP: gathers ``G`` for forward and backward and scatters ``S`` inside a shard group after every micro batch.
+
+    Hybrid sharding adds the all-reduce of a shard across groups (arXiv 2304.11277, section 3.2.2); SHARD_GRAD_OP
+    (stage 2) keeps the gathered parameters for the backward.
+    """
+    return micro_batches * (where(stage >= 3, 2.0, 1.0) * gather + scatter + across)
+
+
+@equation("C16", "where(stage > 0, S + G, R)")
+def megatron_step(stage: Number, reduce: Number, gather: Number, scatter: Number) -> Number:
+    """Megatron: one all-reduce of gradients, or scatter and gather with the distributed optimizer.
+
+    Source: megatron-core 0.16.1, core/distributed/param_and_grad_buffer.py; gradients stay on the rank until the last
+    micro batch.
+    """
+    return where(stage > 0, scatter + gather, reduce)
 
 
 def communication(
@@ -124,7 +117,7 @@ def communication(
     cp = _context(net, work, s, layers, passes, message, each)
     ep = _expert(net, work, s, layers, passes, message)
     pp = _pipeline(net, s, message)
-    dp, unhidable = _data(net, work, workload, s, layers)
+    dp, unhidable = data_traffic(net, work, workload, s, layers)
     return CommunicationEstimate(
         tp_bytes=tp.sent,
         cp_bytes=cp.sent,
@@ -175,90 +168,3 @@ def _pipeline(net: Fabric, s: Strategy, message: Number) -> Traffic:
     part = message / s.tp
     stride = 1.0 * s.tp * s.cp * s.dp
     return Traffic(number * part, number * point_to_point_seconds(net, stride, part))
-
-
-def _data(net: Fabric, work: LayerWork, workload: Workload, s: Strategy, layers: Number) -> tuple[Traffic, Number]:
-    """Traffic of the data axis, and the seconds of it that no computation can hide."""
-    ends = where(
-        s.pp > 1,
-        maximum(work.embedding_parameters, work.head_parameters),
-        work.embedding_parameters + work.head_parameters,
-    )
-    dense = dense_parameters_per_gpu(
-        layers, work.sharded_parameters, work.replicated_parameters, ends, s.tp, work.other_parameters
-    )
-    sent, seconds, late = _data_group(net, work, workload, s, layers, dense, s.dp * s.cp, s.tp, s.dp_shard * s.cp)
-    if work.expert_parameters:
-        routed = 1.0 * layers * work.expert_parameters / (1.0 * s.ep * s.etp)
-        size = maximum(s.tp * s.cp * s.dp // (s.etp * s.ep), 1)
-        shard = maximum(s.tp * s.cp * s.dp_shard // (s.etp * s.ep), 1)
-        more = _data_group(net, work, workload, s, layers, routed, size, s.etp * s.ep, shard)
-        sent, seconds, late = sent + more[0], seconds + more[1], late + more[2]
-    return Traffic(sent, seconds), late
-
-
-def _data_group(
-    net: Fabric,
-    work: LayerWork,
-    workload: Workload,
-    s: Strategy,
-    layers: Number,
-    parameters: Number,
-    size: Number,
-    stride: Number,
-    shard: Number,
-) -> tuple[Number, Number, Number]:
-    """Bytes, seconds and unhidable seconds for ``parameters`` per GPU reduced over one group of ranks."""
-    trained = 1.0 if workload.method == "full" else work.adapter_parameters / work.total_parameters
-    if s.framework == "deepspeed":
-        # its buckets (h^2 elements) and prefetches (0.9 h^2) hold about one matrix each; the others send whole layers
-        layers = layers * work.kernels
-    gradients = parameters * trained * gradient_bytes(workload, s.framework) / layers
-    weights = parameters * value_bytes(workload) / layers
-    steps = s.gradient_accumulation_steps
-    everyone = group(net, size, stride)
-    reduce = layers * all_reduce_seconds(net, everyone, gradients)
-    reduce_bytes = 2.0 * layers * ring_bytes(size, gradients)
-    if s.framework == "ddp":
-        return reduce_bytes, reduce, 0.0
-    gather = layers * all_gather_seconds(net, everyone, weights)
-    gather_bytes = layers * ring_bytes(size, weights)
-    scatter = layers * all_gather_seconds(net, everyone, gradients)
-    scatter_bytes = layers * ring_bytes(size, gradients)
-    if s.framework == "megatron":
-        sharded = s.zero_stage > 0
-        step_gather, step_bytes = gather * trained, gather_bytes * trained
-        return (
-            where(sharded, scatter_bytes + step_bytes, reduce_bytes),
-            where(sharded, scatter + step_gather, reduce),
-            0.0,
-        )
-    if s.framework == "fsdp":
-        copies = maximum(size // shard, 1)
-        inner, outer = group(net, shard, stride), group(net, copies, stride * shard)
-        in_gather = layers * all_gather_seconds(net, inner, weights)
-        in_scatter = layers * all_gather_seconds(net, inner, gradients)
-        across = layers * all_reduce_seconds(net, outer, gradients / shard)
-        gathers = where(s.zero_stage >= 3, 2.0, 1.0)
-        seconds = steps * (gathers * in_gather + in_scatter + across)
-        sent = (
-            steps
-            * layers
-            * (
-                gathers * ring_bytes(shard, weights)
-                + ring_bytes(shard, gradients)
-                + 2.0 * ring_bytes(copies, gradients / shard)
-            )
-        )
-        return sent, seconds, 0.0
-    # DeepSpeed
-    repeats = where(s.zero_stage == 2, steps, 1)
-    live = min(1.0, MAX_LIVE_PARAMETERS / work.total_parameters)
-    near = group(net, where(s.hpz > 1, s.hpz, size), stride)
-    again = layers * all_gather_seconds(net, near, weights) * (1.0 - live)
-    again_bytes = layers * ring_bytes(near.size, weights) * (1.0 - live)
-    late = where((s.zero_stage == 1) | (s.zero_stage == 2), gather * trained, 0.0)
-    full, late_bytes = s.zero_stage == 3, where((s.zero_stage == 1) | (s.zero_stage == 2), gather_bytes * trained, 0.0)
-    sent = where(full, steps * (gather_bytes + again_bytes + scatter_bytes), repeats * reduce_bytes + late_bytes)
-    seconds = where(full, steps * (gather + again + scatter), repeats * reduce + late)
-    return sent, seconds, late

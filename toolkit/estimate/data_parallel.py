@@ -1,0 +1,139 @@
+"""Equations C13 to C16: what data parallelism sends in one optimizer step.
+
+Counted, not taken from papers (DeepSpeed 0.19.8, torch 2.13): ZeRO-1 and ZeRO-2 all-reduce gradients and then
+all-gather parameters (3P, not 2P), ZeRO-2 reduces after every micro batch; ZeRO-3 gathers in the forward pass and,
+beyond ``stage3_max_live_parameters``, again in the backward. Routed experts are reduced over their own group.
+Left out: the gradient norm, quantised collectives of ZeRO++, reductions of tied embeddings between stages.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from toolkit.deepspeed_defaults import MAX_LIVE_PARAMETERS
+from toolkit.equation import equation
+from toolkit.estimate.collectives import Fabric, all_gather_seconds, all_reduce_seconds, group, ring_bytes
+from toolkit.estimate.work import LayerWork
+from toolkit.numeric import Number, maximum, where
+from toolkit.strategy import Strategy
+from toolkit.workload import Workload
+
+
+class Traffic(NamedTuple):
+    """Bytes sent and seconds of one axis, per GPU and optimizer step."""
+
+    sent: Number
+    seconds: Number
+
+
+def value_bytes(workload: Workload) -> float:
+    """Bytes of an activation or a working parameter."""
+    return 4.0 if workload.precision == "fp32" else 2.0
+
+
+def gradient_bytes(workload: Workload, framework: str) -> float:
+    """Bytes per gradient on the wire.
+
+    Megatron and DDP reduce in fp32 (megatron-core 0.16.1 ``grad_reduce_in_fp32``; DDP keeps fp32 parameters under
+    autocast); DeepSpeed reduces in the parameter type whatever it accumulates in (0.19.8 engine.py), and accelerate
+    sets FSDP's reduce_dtype to it.
+    """
+    if workload.precision == "fp32" or workload.gradient_accumulation_dtype == "fp32" and framework != "deepspeed":
+        return 4.0
+    if workload.gradient_accumulation_dtype == "bf16":
+        return 2.0
+    return 4.0 if framework in ("megatron", "ddp") else 2.0
+
+
+@equation("C13", "layers*(sharded/tp + replicated) + embedding/tp + other")
+def dense_parameters_per_gpu(
+    layers: Number, sharded: float, replicated: float, ends: Number, tp: Number, other: float
+) -> Number:
+    """Parameters on the fullest stage that every data-parallel rank holds (no routed experts)."""
+    return layers * (sharded / tp + replicated) + ends / tp + other
+
+
+def data_traffic(
+    net: Fabric, work: LayerWork, workload: Workload, s: Strategy, layers: Number
+) -> tuple[Traffic, Number]:
+    """Traffic of the data axis, and the seconds of it that no computation can hide."""
+    ends = where(
+        s.pp > 1,
+        maximum(work.embedding_parameters, work.head_parameters),
+        work.embedding_parameters + work.head_parameters,
+    )
+    dense = dense_parameters_per_gpu(
+        layers, work.sharded_parameters, work.replicated_parameters, ends, s.tp, work.other_parameters
+    )
+    sent, seconds, late = _data_group(net, work, workload, s, layers, dense, s.dp * s.cp, s.tp, s.dp_shard * s.cp)
+    if work.expert_parameters:
+        routed = 1.0 * layers * work.expert_parameters / (1.0 * s.ep * s.etp)
+        size = maximum(s.tp * s.cp * s.dp // (s.etp * s.ep), 1)
+        shard = maximum(s.tp * s.cp * s.dp_shard // (s.etp * s.ep), 1)
+        more = _data_group(net, work, workload, s, layers, routed, size, s.etp * s.ep, shard)
+        sent, seconds, late = sent + more[0], seconds + more[1], late + more[2]
+    return Traffic(sent, seconds), late
+
+
+def _data_group(
+    net: Fabric,
+    work: LayerWork,
+    workload: Workload,
+    s: Strategy,
+    layers: Number,
+    parameters: Number,
+    size: Number,
+    stride: Number,
+    shard: Number,
+) -> tuple[Number, Number, Number]:
+    """Bytes, seconds and unhidable seconds for ``parameters`` per GPU reduced over one group of ranks."""
+    trained = 1.0 if workload.method == "full" else work.adapter_parameters / work.total_parameters
+    if s.framework == "deepspeed":
+        # its buckets (h^2 elements) and prefetches (0.9 h^2) hold about one matrix each; the others send whole layers
+        layers = layers * work.kernels
+    gradients = parameters * trained * gradient_bytes(workload, s.framework) / layers
+    weights = parameters * value_bytes(workload) / layers
+    steps = s.gradient_accumulation_steps
+    everyone = group(net, size, stride)
+    reduce = layers * all_reduce_seconds(net, everyone, gradients)
+    reduce_bytes = 2.0 * layers * ring_bytes(size, gradients)
+    if s.framework == "ddp":
+        return reduce_bytes, reduce, 0.0
+    if s.framework == "fsdp":
+        copies = maximum(size // shard, 1)
+        inner, outer = group(net, shard, stride), group(net, copies, stride * shard)
+        seconds = fsdp_step(
+            s.zero_stage,
+            steps,
+            layers * all_gather_seconds(net, inner, weights),
+            layers * all_gather_seconds(net, inner, gradients),
+            layers * all_reduce_seconds(net, outer, gradients / shard),
+        )
+        sent = fsdp_step(
+            s.zero_stage,
+            steps,
+            layers * ring_bytes(shard, weights),
+            layers * ring_bytes(shard, gradients),
+            2.0 * layers * ring_bytes(copies, gradients / shard),
+        )
+        return sent, seconds, 0.0
+    scatter = layers * all_gather_seconds(net, everyone, gradients)
+    scatter_bytes = layers * ring_bytes(size, gradients)
+    gather = layers * all_gather_seconds(net, everyone, weights)
+    gather_bytes = layers * ring_bytes(size, weights)
+    if s.framework == "megatron":
+        return (
+            megatron_step(s.zero_stage, reduce_bytes, gather_bytes * trained, scatter_bytes),
+            megatron_step(s.zero_stage, reduce, gather * trained, scatter),
+            0.0,
+        )
+    near = group(net, where(s.hpz > 1, s.hpz, size), stride)
+    dead = 1.0 - min(1.0, MAX_LIVE_PARAMETERS / work.total_parameters)
+    again = dead * layers * all_gather_seconds(net, near, weights)
+    again_bytes = dead * layers * ring_bytes(near.size, weights)
+    # after the step stages 1 and 2 gather what was trained, stage 3 gathers everything for each pass
+    part = where(s.zero_stage == 3, 1.0, trained)
+    sent = zero_step(s.zero_stage, steps, reduce_bytes, gather_bytes * part, again_bytes, scatter_bytes)
+    seconds = zero_step(s.zero_stage, steps, reduce, gather * part, again, scatter)
+    late = where((s.zero_stage == 1) | (s.zero_stage == 2), gather * trained, 0.0)
+    return sent, seconds, late

@@ -1,0 +1,85 @@
+"""Equations T7 to T9 and T16: the optimizer step, on the device or on the host, and copies over the host link."""
+
+from __future__ import annotations
+
+from toolkit.calibration import Calibration
+from toolkit.cluster import ClusterSpec
+from toolkit.equation import equation
+from toolkit.estimate.data_parallel import dense_parameters_per_gpu, value_bytes
+from toolkit.estimate.matmul import Rates
+from toolkit.estimate.precision import state_precision
+from toolkit.estimate.work import LayerWork
+from toolkit.numeric import Number, maximum, minimum, where
+from toolkit.strategy import Strategy
+from toolkit.workload import Workload
+
+
+@equation("T7", "P*bytes*traffic/(bandwidth*e)")
+def optimizer_seconds(parameters: Number, moved: Number, bandwidth: float) -> Number:
+    """The optimizer reads and writes every state once: bound by memory."""
+    return parameters * moved / bandwidth
+
+
+@equation("T8", "P*bytes/(link*e)")
+def copy_seconds(parameters: Number, bytes_each: float, bandwidth: float) -> Number:
+    """Copies between device and host memory over the host link."""
+    return parameters * bytes_each / bandwidth
+
+
+@equation("T9", "P*gpus_per_node/rate")
+def host_adam_seconds(parameters: Number, ranks_per_node: Number, rate: float) -> Number:
+    """Adam on the host: the ranks of a node share its memory bandwidth."""
+    return parameters * ranks_per_node / rate
+
+
+@equation("T16", "where(offload, m*P*bytes_down/link + where(parameters, 2*m*P*bytes_up/link, 0), 0)")
+def offload_copies(
+    updated: Number, micro: Number, offload: Number, down_bytes: float, up_bytes: float, bandwidth: float
+) -> Number:
+    """Seconds on the host link in one step: gradients every micro batch; offloaded shards are read for each pass."""
+    down = copy_seconds(updated * micro, down_bytes, bandwidth)
+    fetched = where(offload == 2, copy_seconds(updated * micro * 2.0, up_bytes, bandwidth), 0.0)
+    return where(offload > 0, down + fetched, 0.0)
+
+
+def update_seconds(
+    cluster: ClusterSpec,
+    work: LayerWork,
+    workload: Workload,
+    s: Strategy,
+    c: Calibration,
+    rate: Rates,
+    updated: Number,
+    micro: Number,
+) -> tuple[Number, Number, Number]:
+    """Seconds of the update, of copies that wait for it, and of copies that may hide."""
+    trained = 1.0 if workload.method == "full" else work.adapter_parameters / work.total_parameters
+    updated = updated * trained
+    each = value_bytes(workload)
+    state = state_precision(workload, s.framework)
+    moved = 2.0 * (state.optimizer_states + state.master + state.parameters) + state.gradients
+    traffic = c["optimizer_traffic_fused"] if s.framework == "megatron" else c["optimizer_traffic_eager"]
+    on_device = optimizer_seconds(updated, moved * traffic, rate.memory * c["memory_fraction"])
+    node = float(cluster.gpus_per_node)
+    ranks = minimum(1.0 * s.tp * s.pp * s.cp * s.dp, node)
+    on_host = host_adam_seconds(updated, ranks, c["host_adam_parameters_per_second"])
+    link = max(cluster.accelerator.host_link_bytes_per_second * c["host_link_fraction"], 1e9)
+    up = where(s.offload > 0, copy_seconds(updated, each, link), 0.0)
+    hidden = offload_copies(updated, micro, s.offload, each, each, link)
+    return where(s.offload > 0, on_host, on_device), up, hidden
+
+
+def updated_parameters(work: LayerWork, s: Strategy, layers: Number) -> Number:
+    """Parameters whose optimizer states this GPU holds (fullest stage)."""
+    ends = where(
+        s.pp > 1,
+        maximum(work.embedding_parameters, work.head_parameters),
+        work.embedding_parameters + work.head_parameters,
+    )
+    dense = dense_parameters_per_gpu(
+        layers, work.sharded_parameters, work.replicated_parameters, ends, s.tp, work.other_parameters
+    )
+    routed = layers * work.expert_parameters / (1.0 * s.ep * s.etp)
+    spread = s.dp_shard * s.cp if s.framework in ("megatron", "fsdp") else s.dp * s.cp
+    expert_spread = maximum(1.0 * s.tp * spread / (1.0 * s.etp * s.ep), 1.0)
+    return where(s.zero_stage > 0, dense / spread + routed / expert_spread, dense + routed)
