@@ -70,40 +70,6 @@ def pipeline_messages(micro_batches: Number, virtual: Number, pipeline: Number) 
     return where(pipeline > 1, 2.0 * micro_batches * virtual, 0.0)
 
 
-@equation("C14", "stage 0: R; 1: R + G; 2: m*R + G; 3: m*(G + G_again + S)")
-def zero_step(
-    stage: Number, micro_batches: Number, reduce: Number, gather: Number, again: Number, scatter: Number
-) -> Number:
-    """DeepSpeed: all-reduces ``R``, gathers ``G`` and reduce-scatters ``S`` of one step, in bytes or in seconds.
-
-    Counted with DeepSpeed 0.19.8: stages 1 and 2 all-reduce gradients (stage_1_and_2.py 1694-1712) and gather
-    parameters after the step, not the 2P of ZeRO (arXiv 1910.02054, section 7). At stage 3 the gather of the backward
-    pass is the part of the parameters beyond ``stage3_max_live_parameters``.
-    """
-    partitioned = reduce * where(stage == 2, micro_batches, 1) + where(stage == 0, 0.0, gather)
-    return where(stage == 3, micro_batches * (gather + again + scatter), partitioned)
-
-
-@equation("C15", "m*(where(stage >= 3, 2, 1)*G + S + R_across)")
-def fsdp_step(stage: Number, micro_batches: Number, gather: Number, scatter: Number, across: Number) -> Number:
-    """FSDP: gathers ``G`` for forward and backward and scatters ``S`` inside a shard group after every micro batch.
-
-    Hybrid sharding adds the all-reduce of a shard across groups (arXiv 2304.11277, section 3.2.2); SHARD_GRAD_OP
-    (stage 2) keeps the gathered parameters for the backward.
-    """
-    return micro_batches * (where(stage >= 3, 2.0, 1.0) * gather + scatter + across)
-
-
-@equation("C16", "where(stage > 0, S + G, R)")
-def megatron_step(stage: Number, reduce: Number, gather: Number, scatter: Number) -> Number:
-    """Megatron: one all-reduce of gradients, or scatter and gather with the distributed optimizer.
-
-    Source: megatron-core 0.16.1, core/distributed/param_and_grad_buffer.py; gradients stay on the rank until the last
-    micro batch.
-    """
-    return where(stage > 0, scatter + gather, reduce)
-
-
 def communication(
     model: ModelSpec, cluster: ClusterSpec, workload: Workload, strategy: Strategy, calibration: Calibration
 ) -> CommunicationEstimate:
