@@ -1,0 +1,20 @@
+"""Clusters for the tests of this folder. A machine without Slurm fails them, with the line that installs it."""
+
+import pytest
+
+from tests.cluster import slurm
+
+
+def started(**settings):
+    try:
+        return slurm.start(**settings)
+    except slurm.SlurmUnavailable as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Two nodes with 8 fake H100 each."""
+    running = started()
+    yield running
+    slurm.stop(running)
