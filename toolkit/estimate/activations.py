@@ -27,16 +27,26 @@ class Activations(NamedTuple):
     working: Number
 
 
-@equation("A10", "T*(R/sigma + S/t + X*t_e/t)")
+@equation("A10", "T*(R/sigma + S/t + u*(X*t_e + I)/t)")
 def kept_bytes(
-    tokens: Number, replicated: Number, sharded: Number, routed: Number, sigma: Number, tp: Number, etp: Number
+    tokens: Number,
+    replicated: Number,
+    sharded: Number,
+    dispatched: Number,
+    inside: Number,
+    sigma: Number,
+    tp: Number,
+    etp: Number,
+    load: Number,
 ) -> Number:
-    """What layers keep for one micro batch: replicated, sharded and routed bytes per token.
+    """What layers keep for one micro batch, from bytes per token.
 
+    ``R`` replicated, ``S`` sharded, ``X`` dispatched to routed experts (over ``t / t_e`` ranks), ``I`` inside
+    them; ``u`` is the tokens on the fullest expert rank over the mean. Without experts this is
     ``s b h (10 + 24/t + 5 a s/(h t))`` and, with sequence parallelism, ``s b h (34 + 5 a s/h) / t`` of
-    Korthikanti et al. 2022, equations 2 and 4. Routed tokens are spread over ``t / t_e`` ranks.
+    Korthikanti et al. 2022, equations 2 and 4.
     """
-    return tokens * (replicated / sigma + sharded / tp + routed * etp / tp)
+    return tokens * (replicated / sigma + sharded / tp + load * (dispatched * etp + inside) / tp)
 
 
 @equation("A11", "T*L*b_c/sigma")
@@ -88,13 +98,19 @@ def eager_working_bytes(tokens: Number, bytes_per_value: float, hidden_size: int
     return tokens * bytes_per_value * (3.0 * width / tp + hidden_size)
 
 
-def activations(model: ModelSpec, workload: Workload, strategy: Strategy, table: Tables, stage: Stage) -> Activations:
-    """Activations of one stage at the moment when most micro batches are alive."""
+def activations(
+    model: ModelSpec, workload: Workload, strategy: Strategy, table: Tables, stage: Stage, peak_load: float
+) -> Activations:
+    """Activations of one stage at the moment when most micro batches are alive.
+
+    ``peak_load`` is the load of the fullest experts over the mean, where experts are spread over ranks.
+    """
     framework = strategy.framework
     k = kernels(model, workload, framework)
     tokens = 1.0 * strategy.micro_batch_size * workload.sequence_length / strategy.cp
     sigma = where(strategy.sequence_parallel > 0, strategy.tp, 1)
-    cuts = (sigma, strategy.tp, strategy.etp)
+    load = where(strategy.ep > 1, peak_load, 1.0) if model.is_moe else 1.0
+    cuts = (sigma, strategy.tp, strategy.etp, load)
 
     everything = kept_bytes(tokens, *stage.kept, *cuts)
     selective = kept_bytes(tokens, *stage.selective, *cuts)

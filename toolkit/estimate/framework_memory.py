@@ -5,6 +5,7 @@ from __future__ import annotations
 from toolkit.calibration import Calibration
 from toolkit.cluster import Accelerator
 from toolkit.equation import equation
+from toolkit.estimates import MemoryEstimate
 from toolkit.numeric import Number, where
 from toolkit.strategy import Strategy
 
@@ -38,3 +39,22 @@ def outside_model(accelerator: Accelerator, strategy: Strategy, calibration: Cal
         axes * calibration["communicator_bytes"],
         fragmentation_bytes(calibration["fragmentation_fraction"], dynamic),
     )
+
+
+def as_measured(
+    estimate: MemoryEstimate, accelerator: Accelerator, strategy: Strategy, calibration: Calibration, basis: str
+) -> Number:
+    """The part of an estimate that a measurement sees.
+
+    ``allocated`` and ``reserved`` are PyTorch's ``max_memory_allocated`` and ``max_memory_reserved``: neither
+    sees the context or communicator buffers, and the first no fragmentation. Any other basis (``device``, as
+    in ``nvidia-smi``, or not stated) sees everything.
+    """
+    total = estimate.total_bytes
+    if accelerator.architecture == "cpu" or basis not in ("allocated", "reserved"):
+        return total
+    axes = communicators(strategy.tp, strategy.pp, strategy.cp, strategy.ep, strategy.dp)
+    outside = calibration["context_bytes"] + axes * calibration["communicator_bytes"]
+    if basis == "reserved":
+        return total - outside
+    return total - estimate.framework_bytes + calibration["workspace_bytes"]

@@ -20,15 +20,29 @@ from toolkit.workload import Workload
 
 # Tensors of the MLP's width that eager modules of transformers 5.24 keep; composed functions keep their steps.
 EAGER_UNGATED = {"gelu_new": 5.0, "gelu_fast": 6.0, "quick_gelu": 4.0, "relu": 1.0, "relu2": 2.0}
+# RMSNorms that multiply by their weight in float32, so that the float32 product is kept, not a 16-bit one.
+WIDE_NORMS = (
+    "gemma",
+    "t5gemma",
+    "vaultgemma",
+    "recurrent_gemma",
+    "olmo2",
+    "olmo3",
+    "flex_olmo",
+    "gpt_oss",
+    "qwen3_next",
+)
+PARALLEL_NORMS = ("gpt_neox", "falcon")
 COMPUTE_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 2.0, "fp32": 4.0}
 
 
 class LayerBytes(NamedTuple):
-    """Bytes per token: on every rank of the tensor axis, divided by it, and dispatched to routed experts."""
+    """Bytes per token: on every rank of the tensor axis, divided by it; dispatched to routed experts, inside them."""
 
     replicated: float
     sharded: float
-    routed: float = 0.0
+    dispatched: float = 0.0
+    inside: float = 0.0
 
     def plus(self, other: LayerBytes) -> LayerBytes:
         """Sum, part by part."""
@@ -37,7 +51,7 @@ class LayerBytes(NamedTuple):
     @property
     def total(self) -> float:
         """All parts, on one rank without parallelism."""
-        return self.replicated + self.sharded + self.routed
+        return sum(self)
 
 
 class Kernels(NamedTuple):
@@ -47,11 +61,13 @@ class Kernels(NamedTuple):
     stream: float  # residual stream between layers: 4 under autocast
     matmul_input: float  # what a matrix keeps of its input: 1 in fp8
     norm: float  # what a norm keeps per value
+    head_norm: float  # the same for norms on queries and keys
     casts: bool  # each matrix keeps its own cast of the input
     gated: float
     ungated: float
     score: float
     repeats_keys: bool  # keys and values are expanded to all query heads
+    views: bool  # values are a view that keeps the joint buffer of a fused projection alive
     routed_copies: float
 
 
@@ -60,20 +76,24 @@ def kernels(model: ModelSpec, workload: Workload, framework: str) -> Kernels:
     b = COMPUTE_BYTES[workload.precision]
     if framework == "megatron":
         inputs = 1.0 if workload.precision == "fp8" else b
-        return Kernels(b, b, inputs, b, False, 2.0 * b + inputs, b + inputs, b, False, inputs / b)
+        return Kernels(b, b, inputs, b, b, False, 2.0 * b + inputs, b + inputs, b, False, False, inputs / b)
     stream = 4.0 if framework == "ddp" else b
-    rms_norm = 4.0 + (stream if workload.method == "full" else 0.0)
+    trained = workload.method == "full"
+    wide = model.model_type.startswith(WIDE_NORMS)
+    rms_norm = 4.0 + trained * (4.0 if wide else stream)
     ungated = EAGER_UNGATED.get(model.hidden_act, 2.0)
     return Kernels(
         compute=b,
         stream=stream,
         matmul_input=b,
         norm=stream if model.norm_bias else rms_norm,
+        head_norm=4.0 + trained * (4.0 if wide else b),
         casts=stream != b,
         gated=4.0 * b,
         ungated=ungated * b,
         score=4.0 if b == 4.0 else 4.0 + b,
         repeats_keys=workload.attention == "eager",
+        views=True,
         routed_copies=2.0,
     )
 
@@ -81,7 +101,9 @@ def kernels(model: ModelSpec, workload: Workload, framework: str) -> Kernels:
 def layer_bytes(model: ModelSpec, workload: Workload, framework: str, mixer: str, mlp: str) -> LayerBytes:
     """What one layer keeps without recomputation."""
     k = kernels(model, workload, framework)
-    kept = LayerBytes(leaf.norm_bytes(model.norms_per_layer, model.hidden_size, k.norm), 0.0)
+    # norms side by side on one input (parallel residual) keep it once
+    norms = 1 if model.model_type in PARALLEL_NORMS and framework != "megatron" else model.norms_per_layer
+    kept = LayerBytes(leaf.norm_bytes(norms, model.hidden_size, k.norm), 0.0)
     shared_input = model.norms_per_layer == 1 and mixer != "-" and mlp != "-"  # attention and MLP side by side
     if mixer in "AB":
         kept = kept.plus(_attention(model, workload, k))
@@ -145,7 +167,7 @@ def _attention(model: ModelSpec, workload: Workload, k: Kernels) -> LayerBytes:
     if model.is_mla:
         latents, sharded = leaf.latent_attention_bytes(
             k.compute,
-            k.norm,
+            k.head_norm,
             heads,
             model.q_lora_rank,
             model.kv_lora_rank,
@@ -153,10 +175,13 @@ def _attention(model: ModelSpec, workload: Workload, k: Kernels) -> LayerBytes:
             model.qk_rope_head_dim,
             model.v_head_dim,
         )
+        sharded += k.views * k.compute * heads * model.qk_nope_head_dim
         return LayerBytes(opening + latents, sharded + rest)
     sharded = leaf.attention_bytes(k.compute, model.head_dim, heads, heads if k.repeats_keys else keys)
     if model.qk_norm != "none":
-        sharded += leaf.norm_bytes(1, (heads + keys) * model.head_dim, k.norm)
+        sharded += leaf.norm_bytes(1, (heads + keys) * model.head_dim, k.head_norm)
+    if k.views and model.fused_qkv and not model.learned_positions:  # rotary queries and keys are new tensors
+        sharded += k.compute * model.head_dim * (heads + keys)
     if model.attention_output_gate:
         sharded += k.compute * 2.0 * heads * model.head_dim
     return LayerBytes(opening, sharded + rest)
@@ -172,18 +197,20 @@ def _experts(model: ModelSpec, workload: Workload, k: Kernels) -> LayerBytes:
     per_width = k.gated if model.gated_mlp else k.ungated
     # the routing weight is applied to the activation: fused into SwiGLU only
     per_expert_width = per_width if model.gated_mlp else per_width + k.compute
-    routed, inside = leaf.routed_bytes(
+    wide = k.stream / k.compute  # autocast leaves grouped matrix products in the residual stream's float32
+    dispatched, inside = leaf.routed_bytes(
         model.num_experts_per_tok,
         k.routed_copies,
-        k.compute,
+        k.compute * wide,
         model.hidden_size,
-        per_expert_width,
+        per_expert_width * wide,
         model.moe_intermediate_size,
     )
-    opening = leaf.input_bytes(1.0 + k.casts, k.matmul_input, model.hidden_size, workload.dropout)
+    copies = 1.0 + 2.0 * (k.casts and model.shared_expert_intermediate_size > 0)
+    opening = leaf.input_bytes(copies, k.matmul_input, model.hidden_size, workload.dropout)
     router = 8.0 * model.num_experts  # float32 logits and probabilities
     shared = leaf.mlp_bytes(per_width, model.shared_expert_intermediate_size)
-    return LayerBytes(opening + router, shared + inside, routed)
+    return LayerBytes(opening + router, shared, dispatched, inside)
 
 
 def _recurrent(model: ModelSpec, workload: Workload, k: Kernels, mixer: str) -> LayerBytes:

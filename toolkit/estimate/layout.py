@@ -23,6 +23,7 @@ from toolkit.strategy import Strategy
 from toolkit.workload import Workload
 
 Prefix = tuple[float, ...]
+Prefixes = tuple[Prefix, ...]
 
 
 class Tables(NamedTuple):
@@ -34,8 +35,8 @@ class Tables(NamedTuple):
     sharded: Prefix
     replicated: Prefix
     routed: Prefix
-    kept: tuple[Prefix, Prefix, Prefix]  # replicated, sharded, routed bytes per token without recomputation
-    selective: tuple[Prefix, Prefix, Prefix]
+    kept: Prefixes  # bytes per token without recomputation, in the parts of LayerBytes
+    selective: Prefixes
     checkpoint: float
     kinds: tuple[LayerBytes, ...]
     adapters: int
@@ -49,8 +50,8 @@ class Stage(NamedTuple):
     sharded: Number
     replicated: Number
     routed: Number
-    kept: tuple[Number, Number, Number]
-    selective: tuple[Number, Number, Number]
+    kept: tuple[Number, ...]
+    selective: tuple[Number, ...]
     layers: Number
     embedding: Number  # share of the token table (and positions) on this stage
     head: Number  # share of the output matrix, a tied copy included
@@ -101,8 +102,8 @@ def _prefix(values: list[float]) -> Prefix:
     return tuple(sums)
 
 
-def _columns(layers: list[LayerBytes]) -> tuple[Prefix, Prefix, Prefix]:
-    return tuple(_prefix([layer[part] for layer in layers]) for part in range(3))  # type: ignore[return-value]
+def _columns(layers: list[LayerBytes]) -> Prefixes:
+    return tuple(_prefix(list(part)) for part in zip(*layers, strict=True))
 
 
 def stages(model: ModelSpec, strategy: Strategy, table: Tables) -> tuple[Stage, ...]:
@@ -166,8 +167,8 @@ def _stage(
             here = take(prefix, stop) - take(prefix, start)
             return here + (prefix[-1] - here) * others
 
-    def totals(prefixes: tuple[Prefix, Prefix, Prefix]) -> tuple[Number, Number, Number]:
-        return total(prefixes[0]), total(prefixes[1]), total(prefixes[2]) if prefixes[2][-1] else 0.0
+    def totals(prefixes: Prefixes) -> tuple[Number, ...]:
+        return tuple(total(prefix) if prefix[-1] else 0.0 for prefix in prefixes)
 
     alive = in_flight(strategy.pp, strategy.virtual_pipeline_stages, strategy.gradient_accumulation_steps, index)
     return Stage(

@@ -8,12 +8,12 @@ Three moments can be the peak; a byte that leaves before another one comes is no
   are added to the first moment; with a single micro batch they only count where they outgrow the activations;
 - *the optimizer step*: its temporaries count where they outgrow what the backward pass needed.
 
-So a part says what it adds to the peak. Left out: evaluation, checkpoint saving, NVMe swap buffers, the
-imbalance of routed experts.
+So a part says what it adds to the peak. Left out: evaluation, checkpoint saving, NVMe swap buffers.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from toolkit.calibration import Calibration
@@ -55,12 +55,11 @@ def memory(
 ) -> MemoryEstimate:
     """Bytes per GPU by component, on the pipeline stage with the largest total. Scalars or columns."""
     table = tables(model, workload, strategy.framework)
-    worst: MemoryEstimate | None = None
-    for stage in stages(model, strategy, table):
-        found = stage_memory(model, cluster, workload, strategy, calibration, table, stage)
-        worst = found if worst is None else _fuller(worst, found)
-    assert worst is not None
-    return worst
+    found = (
+        stage_memory(model, cluster, workload, strategy, calibration, table, stage)
+        for stage in stages(model, strategy, table)
+    )
+    return functools.reduce(_fuller, found)
 
 
 def stage_memory(
@@ -77,7 +76,7 @@ def stage_memory(
     matrix_share = 1.0 - (table.counted.embedding + table.counted.head) / table.counted.total
     precision = state_precision(workload, strategy.framework, matrix_share)
     states = STATES[strategy.framework](model, workload, strategy, share, precision)
-    kept = activations(model, workload, strategy, table, stage)
+    kept = activations(model, workload, strategy, table, stage, calibration["expert_peak_load"])
     return _peak(cluster, strategy, calibration, states, kept)
 
 
