@@ -68,14 +68,17 @@ def memory_seconds(moved: Number, bandwidth: float, fraction: float) -> Number:
     return moved / (bandwidth * fraction)
 
 
-def rates(accelerator: Accelerator, precision: str, sequence_length: int, head_dim: int, sustained: float) -> Rates:
-    """Reached rates of one accelerator; ``sustained`` is the clock of long runs over that of a short benchmark."""
+def rates(
+    accelerator: Accelerator, precision: str, sequence_length: int, head_dim: int, framework: str, sustained: float
+) -> Rates:
+    """Reached rates of one accelerator; ``sustained`` is the rate of long runs over that of a short benchmark."""
     linear = matmul_curve(accelerator)
     curve = attention_curve(accelerator)
+    fraction = curve.max_fraction if framework == "megatron" else curve.torch_fraction or curve.max_fraction
     wide = "bf16" if precision == "fp8" else precision
     peak_wide = peak_flop_per_second(accelerator, wide)
     attention = attention_rate(
-        peak_wide, curve.max_fraction, float(sequence_length), curve.half_sequence, (head_dim / 128.0) ** 0.5
+        peak_wide, fraction, float(sequence_length), curve.half_sequence, (head_dim / 128.0) ** 0.5
     )
     return Rates(
         peak=peak_flop_per_second(accelerator, precision),

@@ -62,6 +62,7 @@ def step(
         workload.precision,
         workload.sequence_length,
         attention_dims(model)[0],
+        s.framework,
         c["sustained_matmul_fraction"],
     )
     layer = layer_seconds(work, rate, workload, s, c)

@@ -30,6 +30,7 @@ class AttentionCurve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Fraction of the dense peak that fused attention reaches, as a curve over the sequence length."""
 
     max_fraction: float
+    torch_fraction: float = 0.0  # of the kernels that PyTorch ships; 0: the same
     backward_ratio: float
     half_sequence: float
     status: str
