@@ -24,7 +24,7 @@ def bundle(plan: Plan, directory: str) -> dict[str, str]:
     ds_config_auto.json       DeepSpeed                           your own Trainer script
     accelerate.yaml           DeepSpeed, FSDP, DDP                accelerate launch
     megatron_core.json        Megatron                            the program
-    megatron_args.txt         Megatron                            Megatron-LM's pretrain_gpt.py
+    megatron_args.txt         Megatron on GPUs                    Megatron-LM's pretrain_gpt.py
     ========================  ==================================  =======================================
 
     Raises ToolkitError with the problems of all files together.
@@ -41,7 +41,8 @@ def bundle(plan: Plan, directory: str) -> dict[str, str]:
         makers["ds_config_auto.json"] = lambda: to_json(deepspeed.auto_twin(plan))
     if plan.strategy.framework == "megatron":
         makers["megatron_core.json"] = lambda: to_json(megatron.core_config(plan))
-        makers["megatron_args.txt"] = lambda: megatron.arguments_text(plan)
+        if script.gpus_per_node(plan):
+            makers["megatron_args.txt"] = lambda: megatron.arguments_text(plan)
     else:
         makers["accelerate.yaml"] = lambda: accelerate.text(plan, _join(directory, "ds_config.json"))
     texts: dict[str, str] = {}
@@ -74,10 +75,10 @@ def commands(plan: Plan, directory: str) -> str:
     else:
         start = f"RDZV_ENDPOINT=FIRST_NODE:29400 RDZV_ID=NAME bash {file('launch.sh')}"
         paragraphs.append((f"Without a scheduler, on each of the {cluster.nodes} nodes", start))
-    if framework == "megatron":
+    if framework == "megatron" and script.gpus_per_node(plan):
         flags = f"torchrun ... pretrain_gpt.py $(cat {file('megatron_args.txt')}) --data-path ... --tokenizer-type ..."
         paragraphs.append(("With Megatron-LM core_v0.16.1 itself", flags))
-    else:
+    if framework != "megatron":
         more = f" --deepspeed {file('ds_config.json')}" if framework == "deepspeed" else ""
         ranks = "" if cluster.nodes == 1 else " --machine_rank N --main_process_ip FIRST_NODE --main_process_port 29400"
         start = f"accelerate launch --config_file {file('accelerate.yaml')}{ranks} -m recipes.{plan.program}.train"

@@ -6,7 +6,6 @@ from toolkit.emit.megatron_core import (
     VOCABULARY_MULTIPLE,
     core_config,
     expert_layers,
-    on_cpu,
     positions,
     train_steps,
     window,
@@ -22,9 +21,9 @@ def arguments(plan: Plan) -> list[str]:
     """Model shape, degrees, batch, precision, optimizer, overlap and recomputation, as argv.
 
     Data, tokenizer and checkpoint paths are not in a plan and are left to the caller. The flags say the
-    same as :func:`core_config`: both are made from one dictionary, so they cannot drift apart. Raises
-    ToolkitError for a plan that the flags cannot express. Source of the names: the parser of tag
-    core_v0.16.1.
+    same as :func:`core_config`: both are made from one dictionary, so they cannot drift apart. Megatron-LM
+    itself needs GPUs; our own program does not. Raises ToolkitError for a plan that the flags cannot
+    express. Source of the names: the parser of tag core_v0.16.1.
     """
     config = core_config(plan)
     flags = _model(plan, config) | _degrees(plan, config) | _training(plan, config) | _execution(plan, config)
@@ -181,7 +180,4 @@ def _execution(plan: Plan, config: dict[str, dict[str, Value]]) -> dict[str, Val
         "cross-entropy-loss-fusion": shape["cross_entropy_loss_fusion"],
         "ckpt-format": "torch_dist",
         "dist-ckpt-optim-fully-reshardable": ddp["use_distributed_optimizer"],
-        "distributed-backend": "gloo" if on_cpu(plan) else None,
-        "transformer-impl": "local" if on_cpu(plan) else None,
-        "no-gradient-accumulation-fusion": on_cpu(plan),
     }

@@ -12,7 +12,7 @@ from typing import Any
 
 def dump(values: Mapping[str, Any]) -> str:
     """One document, keys in the order given."""
-    return "\n".join(_lines(values, 0)) + "\n"
+    return "\n".join(_lines(values, 0) or ["{}"]) + "\n"
 
 
 def _lines(values: Mapping[str, Any], depth: int) -> list[str]:
@@ -34,7 +34,11 @@ def scalar(value: str | int | float | bool | None) -> str:
         return "null"
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, (int, float)):
+    if isinstance(value, float):
+        mantissa, exponent, power = repr(value).partition("e")
+        # YAML 1.1 takes 2e-05 for a text: its floats have a point
+        return mantissa + ".0" * ("." not in mantissa and bool(exponent)) + exponent + power
+    if isinstance(value, int):
         return repr(value)
     return '"' + "".join(_escape(character) for character in value) + '"'
 
