@@ -1,0 +1,129 @@
+"""The emitted train.sbatch of the recipe ``tiny``, submitted as it is to a real Slurm of two nodes, really trains."""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.cluster import slurm
+from tests.cluster.conftest import started
+from tests.plans import TINY, plan
+from toolkit.emit.bundle import bundle
+from toolkit.recipe import Recipe
+from toolkit.registry.clusters import load_cluster
+from toolkit.runtime import telemetry
+
+pytestmark = pytest.mark.cluster
+ROOT = Path(__file__).parents[2]
+SITE = """
+name = "two-cpu-nodes"
+accelerator = "cpu"
+nodes = 2
+gpus_per_node = 1
+host_memory_gib = 8
+host_cores = 1
+
+[intra_node]
+name = "shared memory"
+gb_per_second_per_gpu = 5
+latency_microseconds = 20
+
+[inter_node]
+name = "virtual Ethernet"
+gbit_per_second_per_node = 10
+latency_microseconds = 30
+
+[site]
+partition = "main"
+gpu_request = "none"
+exclusive = false
+time_limit = "00:10:00"
+setup_command = {setup}
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Two nodes without GPUs."""
+    running = started(gres="")
+    yield running
+    slurm.stop(running)
+
+
+def emit(folder):
+    """What ``toolkit plan --recipe tiny --cluster FILE --out out`` writes, into ``folder/out``."""
+    setup = f"PATH={Path(sys.executable).parent}:$PATH"
+    (folder / "site.toml").write_text(SITE.format(setup=json.dumps(setup)))
+    recipe = msgspec.toml.decode((ROOT / "recipes/finetune/tiny.toml").read_bytes(), type=Recipe)
+    learnt = msgspec.structs.asdict(recipe.contract)
+    model = msgspec.structs.replace(TINY, vocab_size=260)
+    made = plan(
+        "tiny",
+        model,
+        load_cluster(str(folder / "site.toml")),
+        zero_stage=2,
+        micro_batch_size=8,
+        gradient_accumulation_steps=1,
+        workload={"sequence_length": recipe.contract.sequence_length},
+        contract=learnt,
+    )
+    made = msgspec.structs.replace(made, total_parameters=0)
+    (folder / "out").mkdir()
+    for name, text in bundle(made, "out").items():
+        (folder / "out" / name).write_text(text)
+    return folder / "out"
+
+
+def submit(cluster, folder):
+    return cluster.submit(Path("out/train.sbatch"), cwd=folder)
+
+
+def test_train_sbatch_trains_on_two_nodes(cluster, tmp_path):
+    out = emit(tmp_path)
+    job = cluster.wait(submit(cluster, tmp_path), timeout=300)
+    said = slurm.output(job)
+    assert job["JobState"] == "COMPLETED", said
+    assert job["NumNodes"] == "2"
+    assert "node 0 is n1" in said and "node 1 is n2" in said, said
+    assert (out / "run" / "FINISHED").is_file()
+    run, steps = telemetry.read_run(out / "run"), telemetry.read_steps(out / "run")
+    assert (run.world_size, run.slurm_job_id, run.hostname) == (2, job["JobId"], "n1")
+    assert [step.step for step in steps] == list(range(1, 61))
+    assert steps[0].loss > 5.3  # ln 260 = 5.56: nothing is known yet
+    assert sum(step.loss for step in steps[-5:]) / 5 < 3.1
+
+
+def test_usr1_saves_requeues_and_finishes(cluster, tmp_path):
+    out = emit(tmp_path)
+    number = submit(cluster, tmp_path)
+    wait_for_step(cluster, number, out / "run" / "steps.jsonl", 8)
+    cluster.run("scancel", "--signal=USR1", "--batch", number)
+    job = cluster.wait(number, timeout=300)
+    said = slurm.output(job)
+    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1"), said
+    assert telemetry.read_run(out / "run").restart_count == 1
+    lines = [json.loads(line)["step"] for line in (out / "run" / "steps.jsonl").read_text().splitlines()]
+    assert lines == list(range(1, 61)), "the second start did not go on where the first had saved"
+    assert (out / "run" / "FINISHED").is_file()
+
+
+def wait_for_step(cluster, number, steps, wanted, timeout=120):
+    end = time.monotonic() + timeout
+    while not (steps.is_file() and steps.read_bytes().count(b"\n") >= wanted):
+        job = cluster.job(number)
+        assert job["JobState"] in ("PENDING", "RUNNING", "CONFIGURING"), slurm.output(job)
+        assert time.monotonic() < end, slurm.output(job)
+        time.sleep(0.1)
+
+
+def test_a_finished_run_is_not_trained_again(cluster, tmp_path):
+    out = emit(tmp_path)
+    (out / "run").mkdir()
+    (out / "run" / "FINISHED").write_text("{}")
+    job = cluster.wait(submit(cluster, tmp_path))
+    assert job["JobState"] == "COMPLETED"
+    assert "already finished" in slurm.output(job)
+    assert [path.name for path in (out / "run").iterdir()] == ["FINISHED"]
