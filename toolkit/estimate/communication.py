@@ -32,7 +32,10 @@ from toolkit.workload import Workload
 
 @equation("C8", "b*s/cp*h*bytes")
 def activation_message(micro_batch: Number, sequence: float, cp: Number, hidden: float, bytes_each: float) -> Number:
-    """Bytes of the hidden state of one micro batch on one context-parallel rank."""
+    """Bytes of the hidden state of one micro batch on one context-parallel rank.
+
+    Source: shapes of Megatron-LM, arXiv 1909.08053.
+    """
     return 1.0 * micro_batch * sequence / cp * hidden * bytes_each
 
 
@@ -60,13 +63,19 @@ def ring_attention_sends(micro_batches: Number, layers: Number, passes: Number, 
 
 @equation("C11", "b*s/cp*k*h*bytes*etp/tp")
 def expert_message(tokens_bytes: Number, experts_per_token: float, etp: Number, tp: Number) -> Number:
-    """Bytes that a rank sends to the experts of its tokens, each token to ``k`` of them (GShard, arXiv 2006.16668)."""
+    """Bytes that a rank sends to the experts of its tokens, each token to ``k`` of them (GShard, arXiv 2006.16668).
+
+    Source: GShard, arXiv 2006.16668.
+    """
     return tokens_bytes * experts_per_token * etp / tp
 
 
 @equation("C12", "2*m*v where p > 1")
 def pipeline_messages(micro_batches: Number, virtual: Number, pipeline: Number) -> Number:
-    """Activations forward and gradients backward over each stage boundary; interleaving multiplies by ``v``."""
+    """Activations forward and gradients backward over each stage boundary; interleaving multiplies by ``v``.
+
+    Source: Narayanan et al. 2021, arXiv 2104.04473, section 2.2.
+    """
     return where(pipeline > 1, 2.0 * micro_batches * virtual, 0.0)
 
 

@@ -49,7 +49,10 @@ def gradient_bytes(workload: Workload, framework: str) -> float:
 def dense_parameters_per_gpu(
     layers: Number, sharded: float, replicated: float, ends: Number, tp: Number, other: float
 ) -> Number:
-    """Parameters on the fullest stage that every data-parallel rank holds (no routed experts)."""
+    """Parameters on the fullest stage that every data-parallel rank holds (no routed experts).
+
+    Source: Megatron-LM, arXiv 1909.08053, section 3; the embedding and the head sit on the end stages.
+    """
     return layers * (sharded / tp + replicated) + ends / tp + other
 
 
@@ -59,7 +62,7 @@ def zero_step(
 ) -> Number:
     """DeepSpeed: all-reduces ``R``, gathers ``G`` and reduce-scatters ``S`` of one step, in bytes or in seconds.
 
-    Counted with DeepSpeed 0.19.8: stages 1 and 2 all-reduce gradients (stage_1_and_2.py 1694-1712) and gather
+    Source: counted with DeepSpeed 0.19.8. Stages 1 and 2 all-reduce gradients (stage_1_and_2.py 1694-1712) and gather
     parameters after the step, not the 2P of ZeRO (arXiv 1910.02054, section 7). At stage 3 the gather of the backward
     pass is the part of the parameters beyond ``stage3_max_live_parameters``.
     """
@@ -73,6 +76,8 @@ def fsdp_step(stage: Number, micro_batches: Number, gather: Number, scatter: Num
 
     Hybrid sharding adds the all-reduce of a shard across groups (arXiv 2304.11277, section 3.2.2); SHARD_GRAD_OP
     (stage 2) keeps the gathered parameters for the backward.
+
+    Source: arXiv 2304.11277, section 3.2.
     """
     return micro_batches * (where(stage >= 3, 2.0, 1.0) * gather + scatter + across)
 

@@ -62,26 +62,37 @@ def attention_flop(tokens: Number, attended: Number, heads: Number, key_dim: flo
 
     With ``d_k = d_v = h / H`` and ``a = s`` this is the ``4 B s^2 h`` of Narayanan et al. 2021,
     arXiv 2104.04473, section 5.1. Grouped queries do not change it: each query head has its own scores.
+
+    Source: Narayanan et al. 2021, arXiv 2104.04473, section 2.2.
     """
     return 2.0 * tokens * attended * heads * (key_dim + value_dim)
 
 
 @equation("F3", "min(s, w)")
 def attended_model(sequence_length: Number, window: Number) -> Number:
-    """Tokens that a query attends to in model FLOP: the whole sequence ``s`` or the window ``w``."""
+    """Tokens that a query attends to in model FLOP: the whole sequence ``s`` or the window ``w``.
+
+    Source: arXiv 2204.02311, appendix B.
+    """
     return float(min(sequence_length, window) if window else sequence_length)
 
 
 @equation("F4", "w*(1 - w/(2*s)), w = s without a window")
 def attended_executed(sequence_length: Number, window: Number) -> Number:
-    """Mean tokens that a query attends to under a causal mask, masked blocks skipped: ``s/2`` without window."""
+    """Mean tokens that a query attends to under a causal mask, masked blocks skipped: ``s/2`` without window.
+
+    Source: the mean over the rows of a causal mask.
+    """
     width = float(min(sequence_length, window) if window else sequence_length)
     return width * (1.0 - width / (2.0 * sequence_length))
 
 
 @equation("F5", "3*F_forward")
 def training_flop(forward: Number) -> Number:
-    """Forward, gradient of activations and gradient of weights each cost one forward."""
+    """Forward, gradient of activations and gradient of weights each cost one forward.
+
+    Source: Kaplan et al. 2020, arXiv 2001.08361, section 2.1 (6N per token).
+    """
     return 3.0 * forward
 
 
@@ -105,7 +116,10 @@ def recomputed_flop(recompute: Number, layers: Number, attention: Number) -> Num
 
 @equation("F8", "F / (GPUs * peak * seconds)")
 def utilization(flop: Number, gpus: Number, peak: float, seconds: Number) -> Number:
-    """MFU when ``F`` is model FLOP, HFU when it includes what is computed again (arXiv 2204.02311, appendix B)."""
+    """MFU when ``F`` is model FLOP, HFU when it includes what is computed again (arXiv 2204.02311, appendix B).
+
+    Source: arXiv 2204.02311, appendix B.
+    """
     return flop / (1.0 * gpus * peak * seconds)
 
 

@@ -32,7 +32,10 @@ class LayerSeconds(NamedTuple):
 
 @equation("T4", "max(device, kernels*start)")
 def launch_bound(device: Number, kernels: float, start: float) -> Number:
-    """A pass cannot be faster than the host starts its kernels."""
+    """A pass cannot be faster than the host starts its kernels.
+
+    Source: the roofline of a stream that the host feeds; kernel counts are calibration coefficients.
+    """
     return maximum(device, kernels * start)
 
 
@@ -40,7 +43,10 @@ def launch_bound(device: Number, kernels: float, start: float) -> Number:
 def layer_matmul_flop(
     tokens: Number, tp: Number, sharded: float, whole: float, active_experts: float, padding: Number
 ) -> Number:
-    """FLOP of the matrix products of one layer on one GPU, forward; experts with their imbalance and padding."""
+    """FLOP of the matrix products of one layer on one GPU, forward; experts with their imbalance and padding.
+
+    Source: F1 over the matrices of the layer.
+    """
     return 2.0 * tokens * (sharded / tp + whole + active_experts * padding / tp)
 
 
@@ -48,7 +54,7 @@ def layer_matmul_flop(
 def expert_padding(rows: Number, tile: float, imbalance: Number) -> Number:
     """Work of grouped products over that of the mean: the fullest rank, and on average half a tile of empty rows.
 
-    The tile shows in 108 grouped products on B200 (SimuMax): 154 rows take 1.4 times as long as 128.
+    Source: 108 grouped products on B200 (SimuMax), where 154 rows take 1.4 times as long as 128.
     """
     return imbalance * (1.0 + tile / (2.0 * rows))
 
@@ -57,13 +63,19 @@ def expert_padding(rows: Number, tile: float, imbalance: Number) -> Number:
 def layer_matmul_bytes(
     bytes_each: float, tokens: Number, tp: Number, sharded: float, whole: float, weights: Number
 ) -> Number:
-    """Bytes of operands and results of those products: activations in and out, weights once."""
+    """Bytes of operands and results of those products: activations in and out, weights once.
+
+    Source: the shapes of the matrices of the layer.
+    """
     return bytes_each * (tokens * (sharded / tp + whole) + weights)
 
 
 @equation("T14", "tokens*(whole/shared + sharded/tp)")
 def elementwise_bytes(tokens: Number, whole: float, sharded: float, shared: Number, tp: Number) -> Number:
-    """Bytes of norms, residuals (divided only under sequence parallelism), activations, rotary positions."""
+    """Bytes of norms, residuals (divided only under sequence parallelism), activations, rotary positions.
+
+    Source: Korthikanti et al. 2022, arXiv 2205.05198, section 4.2, for what sequence parallelism divides.
+    """
     return tokens * (whole / shared + sharded / tp)
 
 
@@ -156,7 +168,10 @@ def _elementwise(work: LayerWork, workload: Workload, each: float) -> tuple[floa
 def head_seconds(
     tokens: Number, weights: float, tp: Number, rate: float, logits_bytes: Number, memory: float
 ) -> Number:
-    """Head and loss, forward and backward: three products and the passes over the fp32 logits."""
+    """Head and loss, forward and backward: three products and the passes over the fp32 logits.
+
+    Source: F1 and the passes of a float32 cross entropy.
+    """
     return 6.0 * tokens * weights / tp / rate + logits_bytes / memory
 
 

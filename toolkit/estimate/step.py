@@ -36,13 +36,19 @@ from toolkit.workload import Workload
 
 @equation("T5", "T - f*min(T, window)")
 def exposed(seconds: Number, window: Number, fraction: float) -> Number:
-    """Seconds of communication left over after hiding behind a window of computation."""
+    """Seconds of communication left over after hiding behind a window of computation.
+
+    Source: definition of overlap.
+    """
     return seconds - fraction * minimum(seconds, window)
 
 
 @equation("T6", "where(full, forward, where(selective, core, 0))")
 def recompute_seconds(recompute: Number, forward: Number, core: Number) -> Number:
-    """Seconds of one layer that run again in the backward pass of one micro batch."""
+    """Seconds of one layer that run again in the backward pass of one micro batch.
+
+    Source: Korthikanti et al. 2022, arXiv 2205.05198, section 5.
+    """
     return where(recompute == 2, forward, where(recompute == 1, core, 0.0))
 
 
@@ -143,6 +149,8 @@ def final_micro_batches(pipeline: Number, virtual: Number, micro_batches: Number
     Without interleaving every gradient becomes final in the last micro batch: one pass. With ``v`` chunks the last
     group of ``p`` micro batches runs chunk by chunk (Narayanan et al. 2021, section 2.2), so the first chunk's
     gradients are final ``v - 1`` groups earlier: ``p*(v - 1)/v`` passes.
+
+    Source: Narayanan et al. 2021, arXiv 2104.04473, section 2.2.
     """
     return minimum(1.0 * micro_batches, maximum(1.0, 1.0 * pipeline * (virtual - 1.0) / virtual))
 

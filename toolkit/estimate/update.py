@@ -16,19 +16,28 @@ from toolkit.workload import Workload
 
 @equation("T7", "P*bytes*traffic/(bandwidth*e)")
 def optimizer_seconds(parameters: Number, moved: Number, bandwidth: float) -> Number:
-    """The optimizer reads and writes every state once: bound by memory."""
+    """The optimizer reads and writes every state once: bound by memory.
+
+    Source: the roofline model, doi 10.1145/1498765.1498785.
+    """
     return parameters * moved / bandwidth
 
 
 @equation("T8", "P*bytes/(link*e)")
 def copy_seconds(parameters: Number, bytes_each: float, bandwidth: float) -> Number:
-    """Copies between device and host memory over the host link."""
+    """Copies between device and host memory over the host link.
+
+    Source: definition of bandwidth.
+    """
     return parameters * bytes_each / bandwidth
 
 
 @equation("T9", "P*gpus_per_node/rate")
 def host_adam_seconds(parameters: Number, ranks_per_node: Number, rate: float) -> Number:
-    """Adam on the host: the ranks of a node share its memory bandwidth."""
+    """Adam on the host: the ranks of a node share its memory bandwidth.
+
+    Source: ZeRO-Offload, arXiv 2101.06840, table 4.
+    """
     return parameters * ranks_per_node / rate
 
 
@@ -36,7 +45,10 @@ def host_adam_seconds(parameters: Number, ranks_per_node: Number, rate: float) -
 def offload_copies(
     updated: Number, micro: Number, offload: Number, down_bytes: float, up_bytes: float, bandwidth: float
 ) -> Number:
-    """Seconds on the host link in one step: gradients every micro batch; offloaded shards are read for each pass."""
+    """Seconds on the host link in one step: gradients every micro batch; offloaded shards are read for each pass.
+
+    Source: ZeRO-Offload, arXiv 2101.06840, section 4; ZeRO-Infinity, arXiv 2104.07857, section 5.
+    """
     down = copy_seconds(updated * micro, down_bytes, bandwidth)
     fetched = where(offload == 2, copy_seconds(updated * micro * 2.0, up_bytes, bandwidth), 0.0)
     return where(offload > 0, down + fetched, 0.0)
