@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node N -m recipes.finetune.train --plan plan.json [--deepspeed ds_config.json]
 
-Exit codes: 0 done (or done before), 2 the inputs cannot be right, 75 stopped on request with a
-checkpoint saved: start the same command again. torchrun reports any other code than 0 as 1.
+Exit codes: 0 done (or done before), 2 the inputs cannot be right, 75 (0 under torchrun, which would take
+it for a crash) stopped on request with a checkpoint saved: start the same command again.
 
 In the output directory: ``run.json`` and ``steps.jsonl`` (telemetry), ``checkpoint-N``, ``model`` (the
 result) and ``FINISHED``. A second start resumes from the newest whole checkpoint.
@@ -27,7 +27,7 @@ from toolkit import plan as plans
 from toolkit.errors import ToolkitError
 from toolkit.plan import Plan
 from toolkit.runtime import checkpoint
-from toolkit.runtime.signals import STOPPED, StopRequest
+from toolkit.runtime.signals import StopRequest, stopped_exit_code
 from toolkit.runtime.telemetry import Telemetry, run_record, wandb_reporting, write_durably
 
 
@@ -175,7 +175,7 @@ def _train(
     step = trainer.state.global_step
     if step < last:
         say(f"stopped after step {step} of {total} ({stop.reason}); the same command goes on from there", flush=True)
-        return STOPPED
+        return stopped_exit_code()
     held_out_loss = trainer.evaluate()["eval_loss"]
     say(f"held-out loss {held_out_loss:.4f} after step {step}", flush=True)
     if step == total:  # else it ended by --max-steps, and the experiment is not finished

@@ -49,7 +49,7 @@ def command(**options: Any) -> None:
     elif plans:
         _print(asked, result, shown, options)
     if not plans:
-        raise _no_plan(asked, result)
+        raise no_plan(asked, result)
 
 
 def plan(asked: Asked, top: int) -> tuple[list[Plan], SearchResult]:
@@ -142,7 +142,7 @@ def write(chosen: Plan, directory: str, force: bool) -> None:
     click.echo(f"wrote {', '.join(str(path) for path in written)}", err=True)
 
 
-def _no_plan(asked: Asked, result: SearchResult) -> Exception:
+def no_plan(asked: Asked, result: SearchResult) -> Exception:
     """What to tell when nothing fits: broken rules, or the nearest miss and every way out."""
     from toolkit.errors import NoFeasiblePlan, Problem
     from toolkit.search.constraints import HOST_MEMORY, MEMORY, SENTENCES

@@ -12,14 +12,15 @@ number, and all see the request at the same step.
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-# Exit code of a run that stopped because it was asked to, with its checkpoint saved: "try again"
-# (EX_TEMPFAIL of sysexits.h). torchrun itself still exits with 1, so job scripts look for the marker file
-# of a finished run instead.
+# Exit code of a process that stopped because it was asked to, with its checkpoint saved: "try again"
+# (EX_TEMPFAIL of sysexits.h).
 STOPPED = 75
 
 STOP_FILE = "STOP"
@@ -62,12 +63,20 @@ class StopRequest:
         """
         if self.rank == 0 and not self.reason and self.stop_file.exists():
             self.reason = f"the file {self.stop_file}"
-        import torch
-        from torch import distributed
-
-        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-            asked = torch.tensor(int(bool(self.reason)), device=device)
+        distributed = sys.modules.get("torch.distributed")  # not imported: there is no process group
+        if distributed and distributed.is_available() and distributed.is_initialized():
+            asked = sys.modules["torch"].tensor(int(bool(self.reason)), device=device)
             distributed.all_reduce(asked, op=distributed.ReduceOp.MAX)
             if asked.item() and not self.reason:
                 self.reason = "another rank"
         return bool(self.reason)
+
+
+def stopped_exit_code() -> int:
+    """0 under torchrun, else 75.
+
+    torchrun takes any other code than 0 for a crash: it starts the workers again where restarts are
+    allowed, against the request, and reports 1 where not. Job scripts therefore look for the marker of
+    a finished run, not at the code.
+    """
+    return 0 if "TORCHELASTIC_RUN_ID" in os.environ else STOPPED

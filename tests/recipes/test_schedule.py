@@ -1,0 +1,67 @@
+"""The learning rate by its closed form, and against transformers' own schedules."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recipes.schedule import learning_rate, total_steps
+from toolkit.recipe import Contract
+
+
+def contract(schedule: str = "cosine", peak: float = 3e-3, minimum: float = 3e-4, warmup: int = 5) -> Contract:
+    return Contract(schedule=schedule, learning_rate=peak, min_learning_rate=minimum, warmup_steps=warmup)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "middle", "end"), [("cosine", 1.65e-3, 3e-4), ("linear", 1.65e-3, 3e-4), ("constant", 3e-3, 3e-3)]
+)
+def test_the_points_that_everyone_looks_at(schedule: str, middle: float, end: float) -> None:
+    settings = contract(schedule)
+    at = [learning_rate(step, 105, settings) for step in (0, 1, 5, 55, 105, 1000)]
+    assert at == pytest.approx([0.0, 6e-4, 3e-3, middle, end, end])
+
+
+@given(
+    step=st.integers(0, 300),
+    total=st.integers(1, 200),
+    warmup=st.integers(0, 250),
+    schedule=st.sampled_from(["cosine", "linear", "constant"]),
+)
+def test_it_stays_between_minimum_and_peak_and_falls_after_the_warmup(
+    step: int, total: int, warmup: int, schedule: str
+) -> None:
+    settings = contract(schedule, warmup=warmup)
+    now, then = (learning_rate(at, total, settings) for at in (step, step + 1))
+    assert 0.0 <= now <= settings.learning_rate
+    if step >= warmup:
+        assert now >= min(settings.learning_rate, settings.min_learning_rate) * (1 - 1e-12)
+        assert then <= now + 1e-15
+    else:
+        assert then > now
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("schedule", "minimum"), [("cosine", 3e-4), ("linear", 0.0), ("constant", 0.0)])
+def test_transformers_computes_the_same(schedule: str, minimum: float) -> None:
+    import torch
+    from transformers import get_scheduler
+
+    names = {"cosine": "cosine_with_min_lr", "linear": "linear", "constant": "constant_with_warmup"}
+    settings = contract(schedule, minimum=minimum)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=settings.learning_rate)
+    extra = {"min_lr": minimum} if schedule == "cosine" else {}
+    theirs = get_scheduler(names[schedule], optimizer, settings.warmup_steps, 60, scheduler_specific_kwargs=extra)
+    for step in range(61):
+        assert learning_rate(step, 60, settings) == pytest.approx(theirs.get_last_lr()[0], rel=1e-12, abs=1e-18)
+        optimizer.step()
+        theirs.step()
+
+
+def test_steps_from_steps_tokens_or_epochs() -> None:
+    batch = {"global_batch_size": 16, "sequence_length": 128}
+    assert total_steps(Contract(total_steps=60, total_tokens=1e9, **batch), 1000) == 60
+    assert total_steps(Contract(total_tokens=16 * 128 * 10 + 1.0, **batch), 1000) == 11
+    assert total_steps(Contract(epochs=3.0, **batch), 100) == math.ceil(300 / 16) == 19
+    assert total_steps(Contract(epochs=0.001, **batch), 100) == 1

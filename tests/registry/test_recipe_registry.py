@@ -1,0 +1,131 @@
+"""Recipes load strictly, by name or path, and a contract never changes under its version."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from recipes import lock
+from toolkit.errors import ToolkitError
+from toolkit.recipe import Contract, contract_sha256
+from toolkit.registry.recipes import SHIPPED, all_recipes, find_recipe, load_recipe
+
+TINY = (SHIPPED / "finetune" / "tiny.toml").read_text()
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's folder, empty."""
+    monkeypatch.setenv("TOOLKIT_DATA", str(tmp_path / "own"))
+    (tmp_path / "own" / "recipes").mkdir(parents=True)
+    return tmp_path / "own" / "recipes"
+
+
+def written(tmp_path: Path, text: str, name: str = "mine") -> str:
+    path = tmp_path / f"{name}.toml"
+    path.write_text(text.replace('name = "tiny"', f'name = "{name}"'))
+    return str(path)
+
+
+def message(name: str) -> str:
+    with pytest.raises(ToolkitError) as caught:
+        load_recipe(name)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("path", sorted(SHIPPED.glob("*/*.toml")), ids=lambda path: path.stem)
+def test_every_shipped_recipe_loads(path: Path) -> None:
+    recipe = load_recipe(path.stem)
+    assert recipe.name == path.stem
+    assert recipe.program == path.parent.name  # the folder of the program that runs it
+    assert recipe.source and recipe.summary and recipe.status
+    assert recipe in [found.recipe for found in all_recipes()]
+
+
+def test_a_contract_never_changes_under_its_version() -> None:
+    shipped = [found.recipe for found in all_recipes()]
+    recorded = lock.read()
+    assert lock.updated(recorded, shipped) == recorded, "a recipe or version is new: run python -m recipes.lock"
+
+
+def test_the_lock_notices_a_change_and_a_new_default() -> None:
+    recorded, recipe = lock.read(), load_recipe("tiny")
+    other = msgspec.structs.replace(recipe, contract=msgspec.structs.replace(recipe.contract, seed=43))
+    with pytest.raises(ToolkitError, match="give the recipe version 2"):
+        lock.updated(recorded, [other])
+    assert "tiny@2" in lock.updated(recorded, [msgspec.structs.replace(other, version=2)])["contracts"]
+    changed = recorded | {"defaults": recorded["defaults"] | {"adam_beta2": 0.999}}
+    with pytest.raises(ToolkitError, match="the default of adam_beta2 was 0.999, it is 0.95"):
+        lock.updated(changed, [])
+
+
+def test_the_fingerprint_covers_every_setting_and_no_default() -> None:
+    base = Contract()
+    seen = {contract_sha256(base)}
+    for field in msgspec.structs.fields(Contract):
+        value = getattr(base, field.name)
+        other = not value if isinstance(value, bool) else value + ("x" if isinstance(value, str) else 1)
+        seen.add(contract_sha256(msgspec.structs.replace(base, **{field.name: other})))
+    assert len(seen) == 1 + len(msgspec.structs.fields(Contract))
+    assert contract_sha256(Contract(seed=42)) == contract_sha256(base)
+
+
+def test_unknown_names_get_a_suggestion() -> None:
+    assert "did you mean tiny?" in message("tinny")
+
+
+def test_case_and_blanks_do_not_matter() -> None:
+    assert load_recipe(" TINY ") == load_recipe("tiny")
+
+
+def test_own_recipes_hide_shipped_ones(own_folder: Path) -> None:
+    written(own_folder, TINY.replace("seed = 42", "seed = 7"), "tiny")
+    found = find_recipe("tiny")
+    assert (found.recipe.contract.seed, found.path) == (7, own_folder / "tiny.toml")
+
+
+def test_files_beside_a_recipe_are_found_from_anywhere(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("")
+    path = written(tmp_path, TINY.replace('dataset = "sample"', 'dataset = "rows.jsonl"'))
+    assert load_recipe(path).contract.dataset == str(tmp_path / "rows.jsonl")
+    path = written(tmp_path, TINY.replace('dataset = "sample"', 'dataset = "org/name"'), "other")
+    assert load_recipe(path).contract.dataset == "org/name"
+
+
+def test_all_mistakes_of_a_file_at_once(tmp_path: Path) -> None:
+    text = TINY.replace("seed = 42", 'sede = 42\nlearning_rat = 1\nepochs = "one"')
+    said = message(written(tmp_path, text))
+    assert "contract.sede" in said and "did you mean seed" in said
+    assert "contract.learning_rat" in said and "learning_rate" in said
+    assert "contract.epochs" in said
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ('program = "finetune"', 'program = "serve"', "program is 'serve'"),
+        ("version = 1", "version = 0", "versions are 1, 2, 3"),
+        ('status = "verified on 2', 'status = "tested on 2', "say 'planned only' or 'verified on"),
+        ('precision = "bf16"', 'precision = "bf61"', "did you mean bf16"),
+        ('schedule = "cosine"', 'schedule = "cosin"', "did you mean cosine"),
+        ("global_batch_size = 16", "global_batch_size = 0", "it must be more than 0"),
+        ("sequence_length = 128", "sequence_length = -1", "it must be more than 0"),
+        ("warmup_steps = 5", "warmup_steps = -5", "it must not be negative"),
+        ("adam_beta2 = 0.95", "adam_beta2 = 1.0", "it must be in [0, 1)"),
+        ("learning_rate = 3.0e-3", "learning_rate = nan", "learning_rate is nan"),
+        ("min_learning_rate = 3.0e-4", "min_learning_rate = 1.0", "exceeds learning_rate"),
+        ('model = "tiny"', 'model = ""', "contract.model is empty"),
+        ('name = "tiny"', 'name = "huge"', "calls itself 'huge'"),
+        ("[contract]", "[contract", "cannot read the recipe"),
+    ],
+)
+def test_values_that_make_no_sense(tmp_path: Path, before: str, after: str, expected: str) -> None:
+    assert before in TINY
+    path = tmp_path / "mine.toml"
+    named = TINY if before.startswith("name") else TINY.replace('name = "tiny"', 'name = "mine"')
+    path.write_text(named.replace(before, after, 1))
+    assert expected in message(str(path))
+
+
+def test_a_missing_file() -> None:
+    assert "cannot read the recipe" in message("no/such/recipe.toml")

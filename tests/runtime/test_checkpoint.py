@@ -1,0 +1,75 @@
+"""Only whole checkpoints count; pruning never takes the last one."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolkit.errors import ToolkitError
+from toolkit.runtime import checkpoint
+
+
+def make(folder: Path, step: int, whole: bool = True) -> Path:
+    path = folder / f"checkpoint-{step}"
+    path.mkdir(parents=True)
+    (path / "weights").write_text(str(step))
+    if whole:
+        checkpoint.commit(path, {"step": step})
+    return path
+
+
+def test_steps_are_ordered_as_numbers(tmp_path: Path) -> None:
+    for step in (1000, 20, 300):
+        make(tmp_path, step)
+    (tmp_path / "checkpoint-old").mkdir()
+    (tmp_path / "model").mkdir()
+    assert [checkpoint.facts(path)["step"] for path in checkpoint.complete(tmp_path)] == [20, 300, 1000]
+    assert checkpoint.complete(tmp_path / "nowhere") == []
+
+
+def test_a_torn_checkpoint_is_passed_over_and_set_aside(tmp_path: Path) -> None:
+    make(tmp_path, 10)
+    make(tmp_path, 20, whole=False)
+    assert [path.name for path in checkpoint.complete(tmp_path)] == ["checkpoint-10"]
+    assert [path.name for path in checkpoint.set_aside_incomplete(tmp_path)] == ["incomplete-20"]
+    assert (tmp_path / "incomplete-20" / "weights").read_text() == "20"
+    make(tmp_path, 20, whole=False)  # torn at the same step again
+    checkpoint.set_aside_incomplete(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-10", "incomplete-20"]
+
+
+@given(steps=st.sets(st.integers(1, 10_000), max_size=8), keep=st.integers(-1, 5))
+def test_pruning_keeps_the_newest(tmp_path_factory: pytest.TempPathFactory, steps: set[int], keep: int) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    for step in steps:
+        make(folder, step)
+    checkpoint.prune(folder, keep)
+    left = [checkpoint.facts(path)["step"] for path in checkpoint.complete(folder)]
+    assert left == sorted(steps)[-max(1, keep) :]
+    assert len(list(folder.iterdir())) == len(left)
+
+
+def test_a_save_at_the_last_step_that_is_also_an_interval_leaves_one(tmp_path: Path) -> None:
+    """1000 % 100 == 0 with keep 1: the same path twice must not delete itself."""
+    make(tmp_path, 900)
+    path = make(tmp_path, 1000)
+    for _ in range(2):
+        checkpoint.commit(path, {"step": 1000})
+        checkpoint.prune(tmp_path, 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1000"]
+
+
+def test_torn_ones_do_not_count_as_kept(tmp_path: Path) -> None:
+    make(tmp_path, 10)
+    make(tmp_path, 20, whole=False)
+    assert checkpoint.prune(tmp_path, 1) == []
+
+
+def test_the_finished_marker(tmp_path: Path) -> None:
+    assert checkpoint.finished(tmp_path) is None
+    checkpoint.mark_finished(tmp_path, {"step": 60, "loss": float("nan")})
+    assert checkpoint.finished(tmp_path) == {"step": 60, "loss": None}
+    (tmp_path / checkpoint.FINISHED).write_text("{")
+    with pytest.raises(ToolkitError, match="cannot read"):
+        checkpoint.finished(tmp_path)

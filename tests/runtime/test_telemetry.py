@@ -1,0 +1,110 @@
+"""run.json and steps.jsonl survive kills, restarts and diverged losses."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from toolkit.record import RunRecord, StepRecord
+from toolkit.runtime.telemetry import (
+    STEPS,
+    Telemetry,
+    read_run,
+    read_steps,
+    run_record,
+    wandb_reporting,
+    write_durably,
+)
+
+
+def record(step: int, loss: float = 1.0) -> StepRecord:
+    return StepRecord(step=step, seconds=0.1, tokens=8, loss=loss, learning_rate=1e-3)
+
+
+@pytest.fixture
+def run() -> RunRecord:
+    return run_record("test", b"{}", 2, "cpu")
+
+
+def test_what_is_written_is_read(tmp_path: Path, run: RunRecord) -> None:
+    telemetry = Telemetry(tmp_path, run)
+    telemetry.step(record(1, 2.5))
+    telemetry.step(record(2, 2.0))
+    assert [step.loss for step in read_steps(tmp_path)] == [2.5, 2.0]  # also before it is closed
+    telemetry.close()
+    assert read_run(tmp_path) == run
+    assert run.plan_sha256 == "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"  # sha256 of "{}"
+    assert run.versions["python"] == ".".join(map(str, sys.version_info[:3]))
+
+
+def test_only_rank_0_writes(tmp_path: Path, run: RunRecord) -> None:
+    telemetry = Telemetry(tmp_path / "run", run, rank=1)
+    telemetry.step(record(1))
+    telemetry.close()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_torn_line_is_cut_off_and_a_repeated_step_counts_once(tmp_path: Path, run: RunRecord) -> None:
+    first = Telemetry(tmp_path, run)
+    for step in (1, 2, 3):
+        first.step(record(step, 10.0 + step))
+    first.close()
+    with (tmp_path / STEPS).open("ab") as file:
+        file.write(b'{"step":4,"sec')  # killed while writing
+    assert [step.step for step in read_steps(tmp_path)] == [1, 2, 3]
+    second = Telemetry(tmp_path, run)  # resumes after step 2
+    second.step(record(3, 20.0))
+    second.step(record(4, 21.0))
+    second.close()
+    assert [(step.step, step.loss) for step in read_steps(tmp_path)] == [(1, 11.0), (2, 12.0), (3, 20.0), (4, 21.0)]
+    for line in (tmp_path / STEPS).read_text().splitlines():
+        json.loads(line)
+
+
+def test_every_start_is_kept(tmp_path: Path, run: RunRecord) -> None:
+    for _ in range(3):
+        Telemetry(tmp_path, run).close()
+    assert [json.loads((tmp_path / f"run.{n}.json").read_text())["restart_count"] for n in (0, 1)] == [0, 1]
+    assert read_run(tmp_path).restart_count == 2
+
+
+def test_a_diverged_loss_can_be_written_and_read(tmp_path: Path, run: RunRecord) -> None:
+    telemetry = Telemetry(tmp_path, run)
+    telemetry.step(record(1, float("nan")))
+    telemetry.step(record(2, float("inf")))
+    telemetry.close()
+    assert [step.loss for step in read_steps(tmp_path)] == [None, None]
+
+
+def test_steps_survive_kill_9(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys\n"
+        "from toolkit.record import StepRecord\n"
+        "from toolkit.runtime.telemetry import Telemetry, run_record\n"
+        "t = Telemetry(sys.argv[1], run_record('x', b'', 1, 'cpu'))\n"
+        "for n in range(1, 6):\n"
+        "    t.step(StepRecord(step=n, seconds=0.1, tokens=1, loss=1.0, learning_rate=0.1))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)])
+    assert done.returncode == -9
+    assert [step.step for step in read_steps(tmp_path)] == [1, 2, 3, 4, 5]
+
+
+def test_replacing_a_file_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    write_durably(tmp_path / "file", b"old")
+    write_durably(tmp_path / "file", b"new")
+    assert (tmp_path / "file").read_bytes() == b"new"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_wandb_only_when_asked_for_and_offline_unless_told(tmp_path: Path) -> None:
+    assert not wandb_reporting(tmp_path, {"PATH": "/bin"})
+    assert not wandb_reporting(tmp_path, {"WANDB_PROJECT": "p", "WANDB_MODE": "disabled"})
+    assert list(tmp_path.iterdir()) == []
+    first, second = {"WANDB_PROJECT": "p"}, {"WANDB_PROJECT": "p", "WANDB_MODE": "online"}
+    assert wandb_reporting(tmp_path, first) and wandb_reporting(tmp_path, second)
+    assert (first["WANDB_MODE"], second["WANDB_MODE"]) == ("offline", "online")
+    assert first["WANDB_RUN_ID"] == second["WANDB_RUN_ID"]  # one run over all restarts

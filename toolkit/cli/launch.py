@@ -1,0 +1,128 @@
+"""``toolkit launch``: write the files of a recipe or plan and start them, here or with sbatch."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from toolkit.cli.options import strategy_options
+from toolkit.errors import ToolkitError
+from toolkit.strategy import FRAMEWORKS
+
+if TYPE_CHECKING:
+    from toolkit.plan import Plan
+
+
+@click.command("launch")
+@click.argument("what", metavar="RECIPE|PLAN.json")
+@click.argument("program_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS]")
+@click.option("--gpus", metavar="N", help="For a recipe: GPUs in all, or nodes x GPUs of a node: 8x8.")
+@click.option("--cluster", metavar="NAME|FILE", help="A named cluster or your own TOML.")
+@click.option("--accelerator", metavar="NAME", help="e.g. h100, a100-80gb, mi300x.")
+@click.option("--gpus-per-node", type=click.IntRange(min=1), help="Where it differs from the cluster's.")
+@click.option("--framework", type=click.Choice(["any", *FRAMEWORKS]), default="any", show_default=True)
+@strategy_options
+@click.option("--out", metavar="DIR", help="Where the files go: runs/RECIPE, or beside PLAN.json, unless given.")
+@click.option("--force", is_flag=True, help="Overwrite files that differ.")
+@click.option("--submit/--local", default=False, help="Submit with sbatch, or start here (default).")
+@click.option("--dry-run", is_flag=True, help="Write the files and print the command, start nothing.")
+@click.option("--json", "as_json", is_flag=True, help="With --submit or --dry-run: print JSON.")
+def command(what: str, program_arguments: tuple[str, ...], **options: Any) -> None:
+    r"""Write the files of a recipe or of PLAN.json, and start them. What follows -- goes to the program.
+
+    \b
+    toolkit launch tiny --gpus 2 --cluster local-cpu
+    toolkit launch plan/plan.json --submit
+    """
+    if options["as_json"] and not (options["submit"] or options["dry_run"]):
+        raise ToolkitError(
+            "--json is for --submit and --dry-run", remedy="a local start prints what the program prints"
+        )
+    plan, folder = _plan(what, options)
+    _write(plan, folder, options["force"])
+    script = folder / ("train.sbatch" if options["submit"] else "launch.sh")
+    start = ["sbatch" if options["submit"] else "bash", str(script), *program_arguments]
+    if not options["as_json"]:
+        click.echo(f"files in {folder}; start with: {shlex.join(start)}", err=True)
+    said = ""
+    if options["submit"] and not options["dry_run"]:
+        said = _submit(start)
+    if options["as_json"]:
+        import json
+
+        click.echo(json.dumps({"out": str(folder), "command": start, "started": bool(said), "output": said}))
+    elif said:
+        click.echo(said)
+    if not (options["submit"] or options["dry_run"]):
+        _start(start)
+
+
+def _plan(what: str, options: dict[str, Any]) -> tuple[Plan, Path]:
+    """The plan that is meant, and the absolute folder for its files."""
+    from toolkit import plan as plans
+
+    if what.endswith(".json"):
+        given = [name for name in ("gpus", "cluster", "accelerator", "gpus_per_node") if options[name]]
+        if given:
+            raise ToolkitError(
+                f"{what} is a plan already, --{given[0].replace('_', '-')} would need another one",
+                remedy="leave it out, or give the recipe's name",
+            )
+        try:
+            text = Path(what).read_bytes()
+        except (OSError, ValueError) as error:
+            raise ToolkitError(f"cannot read {what!r}: {error}", remedy="make it with toolkit plan --out") from error
+        return plans.load(text, what), Path(options["out"] or Path(what).parent).absolute()
+    from toolkit.cli.plan import no_plan, plan
+    from toolkit.cli.request import build
+
+    asked = build(options | {"recipe": what})
+    ranked, result = plan(asked, 1)
+    if not ranked:
+        raise no_plan(asked, result)
+    return ranked[0], Path(options["out"] or Path("runs") / ranked[0].name).absolute()
+
+
+def _write(plan: Plan, folder: Path, force: bool) -> None:
+    """Write what is missing or, with ``force``, what differs; files that are as they should be stay."""
+    from toolkit.cli.files import write_files
+    from toolkit.emit.bundle import bundle
+
+    files = bundle(plan, str(folder))
+    changed = {name: text for name, text in files.items() if not _holds(folder / name, text)}
+    write_files(folder, changed, force)
+
+
+def _holds(path: Path, text: str) -> bool:
+    try:
+        return path.read_bytes() == text.encode()
+    except (OSError, UnicodeEncodeError):
+        return False
+
+
+def _submit(start: list[str]) -> str:
+    try:
+        done = subprocess.run(start, capture_output=True, text=True)
+    except FileNotFoundError as error:
+        raise ToolkitError(
+            "there is no sbatch on this machine", remedy="leave --submit out, or log in to the cluster"
+        ) from error
+    if done.returncode:
+        raise ToolkitError(
+            f"sbatch refused the job: {done.stderr.strip()}", remedy="correct the site in the cluster's TOML"
+        )
+    return done.stdout.strip()
+
+
+def _start(start: list[str]) -> None:
+    """Become the script, so that signals reach it; this interpreter's environment comes first on PATH."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    os.execvpe(start[0], start, os.environ | {"PATH": path})
