@@ -261,7 +261,7 @@ _EFFECTIVE_TOKEN = re.compile(r"e[0-9]+(?:\.[0-9]+)?b")  # gemma-3n-E4B: as if i
 _EXPERTS_TOKEN = re.compile(r"[0-9]+e")  # Llama-4-Scout-17B-16E: 17B are active, 16 experts
 _MIXTURE = re.compile(r"[0-9]+x[0-9]+(?:\.[0-9]+)?[bm]")
 # The product overstates: only the MLPs are repeated (counts of mistralai's own configurations).
-_MIXTURES = {"8x7b": 46_702_792_704, "8x22b": 140_620_634_112}
+_MIXTURES = {"8x7b": 46_702_792_704, "8x22b": 140_630_071_296}
 _LEAST_BARE_COUNT = 1_000_000  # a bare number below this is more likely short for billions
 _GREATEST_COUNT = 1e15
 _SIZE_REMEDY = "write a count such as 7B, 350M or 1.5T, or name a model with --model"

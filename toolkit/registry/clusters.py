@@ -82,7 +82,7 @@ def resolve_cluster(
             problems.absorb(error)
         if gpus_per_node is not None and gpus_per_node < 1:
             problems.add(f"--gpus-per-node {gpus_per_node} is not positive", "say how many GPUs a node has: 8")
-        wanted = [name for name in (accelerator, request.accelerator if request else "") if name]
+        wanted = [name for name in (accelerator, request and request.accelerator or None) if name is not None]
         try:
             parts = _choose(cluster, wanted, gpus_per_node or 0)
         except ToolkitError as error:
@@ -127,7 +127,7 @@ def _choose(cluster: str | None, wanted: list[str], gpus_per_node: int) -> _Part
     """The cluster, the usual node of the accelerator, or the default; refuses contradictions."""
     if len(wanted) == 2 and match_accelerator(wanted[0]).name != match_accelerator(wanted[1]).name:
         raise ToolkitError(f"--accelerator {wanted[0]}, but --gpus names {wanted[1]}", remedy="give one of the two")
-    if cluster:
+    if cluster is not None:
         parts = _named(cluster)
         for name in wanted:
             if not could_mean(name, parts.accelerator.name):
