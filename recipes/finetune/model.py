@@ -216,7 +216,7 @@ def _quantization(plan: Plan) -> dict[str, Any]:
     from transformers.utils import is_bitsandbytes_available
 
     if not is_bitsandbytes_available():
-        raise ToolkitError("method qlora needs bitsandbytes", remedy="pip install '.[peft]' bitsandbytes")
+        raise ToolkitError("method qlora needs bitsandbytes", remedy="pip install '.[qlora]'")
     return {
         "quantization_config": BitsAndBytesConfig(
             load_in_4bit=True,
