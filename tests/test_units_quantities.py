@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolkit.errors import ToolkitError
@@ -130,27 +130,32 @@ def test_a_card_number_is_not_taken_for_a_node_size() -> None:
 
 
 @given(st.floats(min_value=1.0, max_value=1e18))
+@settings(deadline=None)
 def test_bytes_round_trip(value: float) -> None:
     assert parse_bytes(format_bytes(value)) == pytest.approx(value, rel=1e-3)
 
 
 @given(st.floats(min_value=1.0, max_value=1e18))
+@settings(deadline=None)
 def test_rates_round_trip(value: float) -> None:
     assert parse_rate(format_rate(value)) == pytest.approx(value, rel=1e-3)
 
 
 @given(st.integers(min_value=1, max_value=10**17))
+@settings(deadline=None)
 def test_tokens_round_trip(value: int) -> None:
     assert parse_tokens(format_tokens(value)) == pytest.approx(value, rel=1e-3)
 
 
 @given(st.integers(min_value=1, max_value=1000), st.integers(min_value=1, max_value=128))
+@settings(deadline=None)
 def test_gpu_counts_round_trip(nodes: int, per_node: int) -> None:
     assert parse_gpus(f"{nodes}x{per_node}") == GpuRequest(nodes * per_node, nodes, per_node)
     assert parse_gpus(f"{nodes * per_node:,}") == GpuRequest(nodes * per_node)
 
 
 @given(st.text(max_size=40))
+@settings(deadline=None)
 def test_any_text_is_read_or_refused_with_a_remedy(text: str) -> None:
     for parse in PARSERS:
         try:
@@ -160,6 +165,7 @@ def test_any_text_is_read_or_refused_with_a_remedy(text: str) -> None:
 
 
 @given(st.from_regex(r"[0-9.,_]{1,12} ?[kKmMgGtTbBiI/ps x*]{0,6}", fullmatch=True))
+@settings(deadline=None)
 def test_number_like_text_is_positive_or_refused(text: str) -> None:
     for parse in PARSERS:
         try:

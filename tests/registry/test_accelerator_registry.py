@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolkit.errors import ToolkitError
@@ -266,6 +266,7 @@ def test_near_names_are_offered() -> None:
 
 
 @given(st.text(max_size=30))
+@settings(deadline=None)
 def test_any_text_is_a_known_accelerator_or_refused(text: str) -> None:
     try:
         assert load_accelerator(text).name in accelerator_names()
@@ -274,6 +275,7 @@ def test_any_text_is_a_known_accelerator_or_refused(text: str) -> None:
 
 
 @given(st.sampled_from(accelerator_names()), st.sampled_from(["", "NVIDIA ", "Tesla ", "AMD Instinct "]), st.booleans())
+@settings(deadline=None)
 def test_every_canonical_name_is_its_own(name: str, vendor: str, blanks: bool) -> None:
     written = vendor + (name.replace("-", " ") if blanks else name).upper()
     assert match_accelerator(written) == (name, "")

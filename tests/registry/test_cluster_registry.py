@@ -1,5 +1,6 @@
 """Named clusters, the user's own TOML, and the way from a number of GPUs to equal nodes."""
 
+import json
 import os
 import re
 import time
@@ -14,6 +15,7 @@ from toolkit.cluster import ClusterSpec
 from toolkit.errors import ToolkitError
 from toolkit.registry import files
 from toolkit.registry.clusters import cluster_names, load_cluster, read_cluster, resolve_cluster
+from toolkit.registry.efficiency import fabric_curve
 from toolkit.units import GB, GIB
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "clusters.md"
@@ -62,6 +64,17 @@ def test_shipped_files_are_named_like_their_entry() -> None:
     assert sorted(found) == sorted(path.stem for path in (files.SHIPPED / "clusters").glob("*.toml"))
     aliases = [files.normal(alias) for entry in found.values() for alias in entry.values.get("aliases", [])]
     assert len(set(aliases)) == len(aliases) and not set(aliases) & set(found)
+
+
+@pytest.mark.parametrize("name", cluster_names())
+def test_the_name_of_every_link_tells_its_kind(name: str) -> None:
+    cluster = load_cluster(name)
+    for link in (cluster.intra_node, cluster.inter_node):
+        curve = fabric_curve(link)
+        assert curve.words, f"{link.name} is of no known kind"
+        assert any(link.name.lower().startswith(word) for word in curve.words), (
+            f"{link.name} is taken for {curve.words}"
+        )
 
 
 # node network of the table in stas00/ml-engineering network/README.md, GB/s per node and direction
@@ -146,7 +159,7 @@ def test_a_last_partial_node_is_refused_with_the_ways_out() -> None:
 
 
 @given(st.integers(1, 4096), st.sampled_from(["dgx-h100", "gb200-nvl72", "dgx-2", "vista-gh200", "local-cpu"]))
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 def test_every_count_is_met_exactly_or_refused_with_counts_that_work(gpus: int, name: str) -> None:
     try:
         cluster = resolve_cluster(gpus, cluster=name)
@@ -412,6 +425,9 @@ def test_every_problem_of_a_file_is_told_at_once(tmp_path: Path) -> None:
         ),
         ('gpus_per_node = 8\n[inter_node]\nname = "x"\ngb_per_second_per_gpu = -50', "is negative"),
         ("gpus_per_node = 8\nintra_node = 450", "intra_node must be a table"),
+        ('gpus_per_node = 8\n[site]\npartition = "gpu\\n#SBATCH --uid=0"', "site.partition has a control character"),
+        ('gpus_per_node = 8\n[site]\nmodules = ["cuda\\n"]', "site.modules has a control character"),
+        ('gpus_per_node = 8\n[site.environment]\n"A B" = "x"', "'A B' is not the name of a variable"),
         ('gpus_per_node = 8\n[sources]\nhost_memory = "x"', "did you mean host_memory_gib"),
     ],
 )
@@ -419,6 +435,13 @@ def test_what_cannot_be_is_refused(tmp_path: Path, extra: str, told: str) -> Non
     path = tmp_path / "bad.toml"
     path.write_text(f'name = "x"\naccelerator = "h100-sxm5-80gb"\n{extra}\n')
     assert told in refused("8", cluster=str(path))
+
+
+@pytest.mark.parametrize("name", ["", " ", "a/b", "../x", "a\nb", "-rf", "x" * 101, "$(id)", "a;b", "'"])
+def test_a_name_is_plain_words(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(MINIMAL.replace('"ours"', json.dumps(name)))
+    assert "name" in refused("8", cluster=str(path)) and "letters, digits" in refused("8", cluster=str(path))
 
 
 def test_files_that_are_not_files(tmp_path: Path) -> None:

@@ -118,6 +118,7 @@ def to_accelerator(file: AcceleratorFile, where: str) -> Accelerator:
     """The noun in SI units; raises ToolkitError for figures that cannot be."""
     stated = file.source or f"stated in {where}"
     with Problems() as problems:
+        _plain_name(problems, where, file.name)
         _positive(problems, where, file, "memory_gib", "memory_bandwidth_gb_per_second")
         _not_negative(
             problems, where, file, "driver_total_mib", "host_link_gb_per_second", "price_per_hour", "marketed_memory_gb"
@@ -165,6 +166,7 @@ def check_cluster(file: ClusterFile, where: str) -> None:
     """Raises ToolkitError with everything in a cluster file that cannot be."""
     site = file.site
     with Problems() as problems:
+        _plain_name(problems, where, file.name)
         if not 1 <= file.gpus_per_node <= MOST_GPUS_PER_NODE:
             problems.add(f"{where}: gpus_per_node = {file.gpus_per_node}", f"a node has 1 to {MOST_GPUS_PER_NODE} GPUs")
         elif file.fast_domain_gpus and (file.fast_domain_gpus < 1 or file.fast_domain_gpus % file.gpus_per_node):
@@ -190,6 +192,18 @@ def check_cluster(file: ClusterFile, where: str) -> None:
         for key in ("cpus_per_node", "max_gpus_per_node"):
             if getattr(site, key) < 0:
                 problems.add(f"{where}: site.{key} = {getattr(site, key)} is negative", "leave it out for all")
+        for key in site.__struct_fields__:
+            value = getattr(site, key)
+            texts = [value] if isinstance(value, str) else value if isinstance(value, tuple) else []
+            if key != "setup_command" and any(not text.isprintable() for text in texts):
+                problems.add(f"{where}: site.{key} has a control character in it", "write it on one line")
+        for name, value in site.environment.items():
+            if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
+                problems.add(
+                    f"{where}: site.environment: {name!r} is not the name of a variable", "letters, digits and _"
+                )
+            if "\0" in value:
+                problems.add(f"{where}: site.environment.{name} has a NUL in it", "take it out")
         if not re.fullmatch(r"[0-9]+(-[0-9]+)?(:[0-9]{1,2}){0,2}|UNLIMITED|INFINITE", site.time_limit):
             problems.add(
                 f"{where}: site.time_limit = {site.time_limit!r} is not a Slurm time", "write 24:00:00 or 2-00:00:00"
@@ -240,6 +254,14 @@ def to_sources(sources: dict[str, str], file: msgspec.Struct, where: str) -> dic
             else:
                 found[FIELD_OF_KEY[key] + (f".{dtype}" if dtype else "")] = source
     return found
+
+
+def _plain_name(problems: Problems, where: str, name: str) -> None:
+    if not re.fullmatch(r"\w[\w .+\-]{0,99}", name):
+        problems.add(
+            f"{where}: name = {name[:120]!r}",
+            "a name has letters, digits, blanks and . + - _ and begins with one of the first",
+        )
 
 
 def _positive(problems: Problems, where: str, file: Any, *keys: str) -> None:
