@@ -1,8 +1,9 @@
 """Equations T4 and T12 to T15: seconds of one average layer and of the head, for one micro batch on one GPU.
 
 Matrix products and attention run at their reached rates, element-wise operations at memory bandwidth. Megatron's
-kernels are fused, eager PyTorch moves more bytes and starts more kernels (calibration ``unfused_traffic``,
-``kernels_per_layer_*``). Left out: tile and wave quantisation, the scan of state-space mixers.
+kernels are fused, eager PyTorch moves more bytes (calibration ``unfused_traffic``); in small models the host that
+issues the kernels is the slower one (``host_layer_seconds_*``). Left out: wave quantisation, the scan of
+state-space mixers.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ class LayerSeconds(NamedTuple):
     attention: Number  # attention kernels, forward and backward: what ring attention hides behind
 
 
-@equation("T4", "max(device, kernels*start)")
-def launch_bound(device: Number, kernels: float, start: float) -> Number:
-    """A pass cannot be faster than the host starts its kernels.
+@equation("T4", "max(device, host)")
+def launch_bound(device: Number, host: float) -> Number:
+    """A pass cannot be faster than the host issues its kernels.
 
-    Source: the roofline of a stream that the host feeds; kernel counts are calibration coefficients.
+    Source: a stream runs dry when the host is slower; vTrain's single-node runs (arXiv 2312.12391) show the floor.
     """
-    return maximum(device, kernels * start)
+    return maximum(device, host)
 
 
 @equation("T12", "2*tokens*(sharded/tp + whole + k*expert*imbalance*(1 + tile/(2*rows))/tp)")
@@ -136,11 +137,11 @@ def layer_seconds(work: LayerWork, rate: Rates, workload: Workload, s: Strategy,
     if workload.method == "qlora":
         unpack = weights * c["dequantization_bytes"] / memory
         forward, backward = forward + unpack, backward + unpack
-    kernels = c["kernels_per_layer_fused"] if fused else c["kernels_per_layer_eager"]
-    start = c["kernel_start_seconds"]
+    host = c["host_layer_seconds_megatron"] if fused else c["host_layer_seconds_torch"]
+    host = host + work.expert_fraction * c["host_expert_layer_seconds"]
     return LayerSeconds(
-        forward=launch_bound(forward, kernels, start),
-        backward=launch_bound(backward, kernels, start),
+        forward=launch_bound(forward, host),
+        backward=launch_bound(backward, host),
         core=core,
         head=_head_seconds(work, rate, workload, s, tokens, memory, each),
         attention=core + core_backward,
