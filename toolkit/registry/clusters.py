@@ -59,6 +59,7 @@ class _Parts(NamedTuple):
     node: NodeFile | None  # the usual node of the accelerator
     where: str
     notes: tuple[str, ...]
+    named: bool = True  # or the usual node, which is an assumption as a whole
 
 
 def resolve_cluster(
@@ -183,7 +184,7 @@ def _usual_node(name: str, gpus_per_node: int) -> _Parts:
         f"no cluster was named: nodes of {size} {card.name} with {node.intra_node.name} inside and "
         f"{node.inter_node.name} between them are assumed; name yours with --cluster"
     )
-    return _Parts(file, to_accelerator(card, where), node, where, (*((note,) if note else ()), said))
+    return _Parts(file, to_accelerator(card, where), node, where, (*((note,) if note else ()), said), named=False)
 
 
 def _cut(parts: _Parts, request: GpuRequest, asked_per_node: int) -> ClusterSpec:
@@ -271,8 +272,9 @@ def _notes(parts: _Parts, spec: ClusterSpec, usable: int) -> tuple[str, ...]:
         )
     elif spec.gpus_per_node < size and not parts.file.any_gpus_per_node:
         said.append(f"{spec.gpus_per_node} of the {size} GPUs of each {spec.name} node are used")
-    if spec.assumed:
-        said.append(f"assumed figures of {spec.name}: {', '.join(map(_in_words, spec.assumed))}")
+    assumed = [figure for figure in spec.assumed if parts.named or figure.startswith("accelerator.")]
+    if assumed:
+        said.append(f"assumed figures of {spec.name}: {', '.join(map(_in_words, assumed))}")
     return tuple(said)
 
 
