@@ -115,8 +115,7 @@ def _recipe(options: dict[str, Any]) -> Recipe | None:
 
 
 def _model(options: dict[str, Any], recipe: Recipe | None) -> ModelSpec:
-    from toolkit.registry.models import load_model, model_from_size
-    from toolkit.units import parse_parameters
+    from toolkit.registry.models import load_model, model_from_text
 
     given = [name for name in ("params", "model") if options.get(name)]
     if len(given) > 1:
@@ -124,7 +123,7 @@ def _model(options: dict[str, Any], recipe: Recipe | None) -> ModelSpec:
     if options.get("model"):
         return load_model(options["model"])
     if options.get("params"):
-        return model_from_size(parse_parameters(options["params"]))
+        return model_from_text(options["params"])
     if recipe is not None:
         return load_model(recipe.contract.model)
     raise ToolkitError("no model is given", remedy="use --params 7B, --model NAME|config.json|DIR, or --recipe NAME")

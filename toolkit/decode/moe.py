@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from toolkit.decode.common import Fields, experts_where, heads, mlp_kinds, routed, trunk, window
-from toolkit.decode.reader import Reader
+from toolkit.decode.reader import MOST, Reader
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _CHOSEN = ("num_experts_per_tok", "num_experts_per_token")
@@ -102,7 +102,8 @@ def latent_attention(read: Reader) -> Fields:
         "num_attention_heads": number,
         "num_key_value_heads": number,
         "head_dim": nope + rope,
-        "q_lora_rank": 0 if rank is None else read.checked(rank, "q_lora_rank", 1, 2**40),
+        # 0 is how a format without null says that there is none
+        "q_lora_rank": 0 if rank is None else read.checked(rank, "q_lora_rank", 0, MOST),
         "kv_lora_rank": read.count("kv_lora_rank", core=True),
         "qk_nope_head_dim": nope,
         "qk_rope_head_dim": rope,
