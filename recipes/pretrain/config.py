@@ -19,7 +19,6 @@ device of initialisation) is decided there, by :mod:`recipes.pretrain.machine`.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -60,22 +59,23 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     training: Training
 
 
-def load(plan_path: str, core_path: str) -> tuple[Plan, CoreConfig]:
-    """Read both files; raises ToolkitError with the problems of both."""
-    plan = core = None
+def load(plan_path: Path, core_path: Path) -> tuple[Plan, CoreConfig, bytes]:
+    """Both files, and the text of the plan; raises ToolkitError with the problems of both."""
+    text, plan, core = b"", None, None
     with Problems() as problems:
         try:
-            plan = plans.load(_read(plan_path), plan_path)
+            text = _read(plan_path)
+            plan = plans.load(text, str(plan_path))
         except ToolkitError as error:
             problems.absorb(error)
         try:
-            core = msgspec.convert(json.loads(_read(core_path)), CoreConfig)
+            core = msgspec.json.decode(_read(core_path), type=CoreConfig)
         except ToolkitError as error:
             problems.absorb(error)
-        except (msgspec.ValidationError, json.JSONDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             problems.add(f"{core_path}: {error}", f"write it again with: toolkit emit {plan_path} --out DIR")
     assert plan is not None and core is not None  # otherwise the block above has raised
-    return plan, core
+    return plan, core, text
 
 
 def learning_rate_contract(plan: Plan, core: CoreConfig) -> Contract:
@@ -92,8 +92,8 @@ def learning_rate_contract(plan: Plan, core: CoreConfig) -> Contract:
     )
 
 
-def _read(path: str) -> str:
+def _read(path: Path) -> bytes:
     try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return path.read_bytes()
+    except OSError as error:
         raise ToolkitError(f"cannot read {path}: {error}", remedy="make it with: toolkit plan ... --out DIR") from error

@@ -8,34 +8,55 @@ the job. Everything that changes what is learnt stays as the file says.
 from __future__ import annotations
 
 import importlib.util
+import os
 from dataclasses import dataclass
 from typing import Any
+
+from recipes.finetune.checks import is_cpu
+from toolkit.errors import ToolkitError
+from toolkit.plan import Plan
 
 
 @dataclass(frozen=True)
 class Machine:
     """Device and backend of this process, and whether Transformer Engine and Apex can be imported."""
 
+    name: str
     device: str  # cuda | cpu
     backend: str  # nccl | gloo
     transformer_engine: bool
     apex: bool
 
 
-def detect() -> Machine:
-    """Look at this machine; installs the CPU shim where there is no GPU."""
-    import torch
+def detect(plan: Plan) -> Machine:
+    """Get this process ready for what the plan is for: its GPU, or the CPU shim. Imports torch.
 
-    cuda = torch.cuda.is_available()
-    if not cuda:
+    Raises ToolkitError where the plan is for GPUs and this process has none.
+    """
+    for name, value in (("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "0"), ("RANK", "0"), ("WORLD_SIZE", "1")):
+        os.environ.setdefault(name, value)  # started without torchrun: one process
+    if is_cpu(plan):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the plan says CPUs, also on a machine that has GPUs
         from recipes.pretrain import cpu_shim
 
         cpu_shim.install()
+        return Machine(name="cpu", device="cpu", backend="gloo", transformer_engine=False, apex=False)
+    import torch
+
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if torch.cuda.device_count() <= local_rank:
+        raise ToolkitError(
+            f"the plan is for {plan.cluster.accelerator.name}; local rank {local_rank} finds"
+            f" {torch.cuda.device_count()} GPUs on this machine",
+            remedy="start it on such a machine, or plan for this one with --cluster local-cpu",
+        )
+    torch.cuda.set_device(local_rank)
     return Machine(
-        device="cuda" if cuda else "cpu",
-        backend="nccl" if cuda else "gloo",
-        transformer_engine=cuda and importlib.util.find_spec("transformer_engine") is not None,
-        apex=cuda and importlib.util.find_spec("apex") is not None,
+        name=torch.cuda.get_device_name(),
+        device="cuda",
+        backend="nccl",
+        transformer_engine=importlib.util.find_spec("transformer_engine") is not None,
+        apex=importlib.util.find_spec("apex") is not None,
     )
 
 

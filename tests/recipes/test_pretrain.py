@@ -66,20 +66,26 @@ def write(folder, made, change=lambda core: None):
     return ["--plan", str(folder / "plan.json"), "--megatron", str(folder / "megatron_core.json")]
 
 
-def run(folder, made, processes):
-    """The steps of a real run, and its output."""
+def start(folder, made, processes, *more):
+    """A real start of the program; its output."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    arguments = ["-m", "recipes.pretrain.train", *write(folder, made), "--output-dir", str(folder / "run")]
+    arguments = ["-m", "recipes.pretrain.train", *write(folder, made), *more]
     done = subprocess.run([*launcher, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (folder / "run" / "FINISHED").is_file()
     assert telemetry.read_run(folder / "run").world_size == processes
-    return telemetry.read_steps(folder / "run"), done.stdout
+    return done.stdout
+
+
+def run(folder, made, processes):
+    """The steps of a whole run."""
+    start(folder, made, processes)
+    assert (folder / "run" / "FINISHED").is_file()
+    return telemetry.read_steps(folder / "run")
 
 
 @pytest.fixture(scope="module")
 def single(tmp_path_factory):
-    return run(tmp_path_factory.mktemp("single"), pretrain_plan(processes=1), 1)[0]
+    return run(tmp_path_factory.mktemp("single"), pretrain_plan(processes=1), 1)
 
 
 def assert_same(steps, reference):
@@ -108,16 +114,26 @@ def test_one_process_learns(single):
     ],
 )
 def test_two_processes_learn_what_one_learns(tmp_path, single, strategy):
-    steps, _ = run(tmp_path, pretrain_plan(**strategy), 2)
-    assert_same(steps, single)
+    assert_same(run(tmp_path, pretrain_plan(**strategy), 2), single)
+
+
+@pytest.mark.slow
+def test_a_stopped_run_goes_on_where_it_was_on_another_layout(tmp_path, single):
+    said = start(tmp_path, pretrain_plan(zero_stage=1), 2, "--max-steps", "2")
+    assert "step 2/5" in said and "step 3/5" not in said
+    assert not (tmp_path / "run" / "FINISHED").exists()
+    said = start(tmp_path, pretrain_plan(tp=2, sequence_parallel=1, zero_stage=1), 2)
+    assert "resuming after step 2" in said and "step 2/5" not in said
+    assert (tmp_path / "run" / "FINISHED").is_file()
+    assert_same(telemetry.read_steps(tmp_path / "run"), single)
 
 
 @pytest.mark.slow
 def test_expert_parallel_learns_what_one_process_learns(tmp_path):
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
-    reference, _ = run(tmp_path / "one", pretrain_plan(EXPERTS, processes=1), 1)
-    steps, _ = run(tmp_path / "two", pretrain_plan(EXPERTS, ep=2, zero_stage=1), 2)
+    reference = run(tmp_path / "one", pretrain_plan(EXPERTS, processes=1), 1)
+    steps = run(tmp_path / "two", pretrain_plan(EXPERTS, ep=2, zero_stage=1), 2)
     assert_same(steps, reference)
     assert steps[-1].loss < steps[0].loss - 0.4
 
