@@ -19,12 +19,16 @@ from toolkit.workload import Workload
 
 
 class Activations(NamedTuple):
-    """Bytes: kept between forward and backward, logits, and the largest working set of one layer's backward."""
+    """Bytes: kept between forward and backward, logits, and the working set of one layer's backward.
+
+    The working set is ``recomputed`` activations of that layer and its ``gradients`` of activations.
+    """
 
     kept: Number
     logits: Number
     loss_workspace: Number
-    working: Number
+    recomputed: Number
+    gradients: Number
 
 
 @equation("A10", "T*(R/sigma + S/t + u*(X*t_e + I)/t)")
@@ -132,7 +136,8 @@ def activations(
         kept=stage.in_flight * (per_micro_batch + dropped) + last_norm,
         logits=logits,
         loss_workspace=workspace,
-        working=recomputed + gradient,
+        recomputed=recomputed,
+        gradients=gradient,
     )
 
 

@@ -23,7 +23,8 @@ from toolkit.strategy import Strategy
 from toolkit.workload import Workload
 
 Prefix = tuple[float, ...]
-Prefixes = tuple[Prefix, ...]
+Prefixes = tuple[Prefix, Prefix, Prefix, Prefix]  # one for each part of LayerBytes
+Parts = tuple[Number, Number, Number, Number]
 
 
 class Tables(NamedTuple):
@@ -50,8 +51,8 @@ class Stage(NamedTuple):
     sharded: Number
     replicated: Number
     routed: Number
-    kept: tuple[Number, ...]
-    selective: tuple[Number, ...]
+    kept: Parts
+    selective: Parts
     layers: Number
     embedding: Number  # share of the token table (and positions) on this stage
     head: Number  # share of the output matrix, a tied copy included
@@ -103,7 +104,8 @@ def _prefix(values: list[float]) -> Prefix:
 
 
 def _columns(layers: list[LayerBytes]) -> Prefixes:
-    return tuple(_prefix(list(part)) for part in zip(*layers, strict=True))
+    replicated, sharded, dispatched, inside = (_prefix(list(part)) for part in zip(*layers, strict=True))
+    return replicated, sharded, dispatched, inside
 
 
 def stages(model: ModelSpec, strategy: Strategy, table: Tables) -> tuple[Stage, ...]:
@@ -167,8 +169,9 @@ def _stage(
             here = take(prefix, stop) - take(prefix, start)
             return here + (prefix[-1] - here) * others
 
-    def totals(prefixes: Prefixes) -> tuple[Number, ...]:
-        return tuple(total(prefix) if prefix[-1] else 0.0 for prefix in prefixes)
+    def totals(prefixes: Prefixes) -> Parts:
+        replicated, sharded, dispatched, inside = (total(prefix) if prefix[-1] else 0.0 for prefix in prefixes)
+        return replicated, sharded, dispatched, inside
 
     alive = in_flight(strategy.pp, strategy.virtual_pipeline_stages, strategy.gradient_accumulation_steps, index)
     return Stage(

@@ -111,8 +111,8 @@ def stage_share(model: ModelSpec, strategy: Strategy, table: Tables, stage: Stag
 def _peak(
     cluster: ClusterSpec, strategy: Strategy, calibration: Calibration, states: States, kept: Activations
 ) -> MemoryEstimate:
-    end = kept.working + states.backward
-    beyond_logits = maximum(kept.loss_workspace, end - kept.logits)
+    end = kept.gradients + states.backward
+    beyond_logits = maximum(kept.loss_workspace, kept.recomputed + end - kept.logits)
     start = kept.kept + kept.logits + beyond_logits
     gradients = gradients_beyond_activations(
         states.accumulated, states.final, start, end, strategy.gradient_accumulation_steps

@@ -18,7 +18,10 @@ from toolkit.numeric import Number, maximum, minimum, where
 from toolkit.strategy import Strategy
 from toolkit.workload import Precision, Workload
 
-ADAM_TEMPORARY = 4.0  # a non-fused Adam builds one float32 list (the denominators) beside its states
+# Beside the states, a non-fused Adam builds float32 denominators; on one flat tensor (a ZeRO shard) their quotient
+# too. The fused kernel builds neither: where the step is the peak, these figures are its upper bound.
+LIST_TEMPORARY = 4.0
+FLAT_TEMPORARY = 8.0
 
 
 @equation("M1", "P*b/n")
@@ -66,21 +69,22 @@ def secondary_bytes(parameters: Number, bytes_per_value: float, hpz: Number) -> 
     return where(hpz > 1, bytes_per_value * parameters / hpz, 0.0)
 
 
-@equation("M6", "max(b*G_r + (4 + b)*P/W, (4 + 4)*P/W)")
+@equation("M6", "max(b*G_r + (4 + b)*P/W, (4 + 8)*P/W)")
 def partitioned_step_bytes(parameters: Number, ranks: Number, held: Number, bytes_per_value: float) -> Number:
     """ZeRO-1 and 2 in the optimizer step: float32 gradients of the shard (``stage_1_and_2.py:3118``).
 
     First the kept gradients, their flat 16-bit copy and the float32 one; then, in a non-fused Adam, the float32
-    gradients and the denominators, ``4 P / W`` each.
+    gradients, the denominators and their quotient, ``4 P / W`` each (a 7B on 8 V100 died in the last of these
+    with 28.28 GiB allocated: hiyouga/LLaMA-Factory#1221).
     """
     flattening = held + (4.0 + bytes_per_value) * parameters / ranks
-    return maximum(flattening, (4.0 + ADAM_TEMPORARY) * parameters / ranks)
+    return maximum(flattening, (4.0 + FLAT_TEMPORARY) * parameters / ranks)
 
 
-@equation("M7", "(4 + 4)*min(P/W, sub_group)")
+@equation("M7", "(4 + 8)*min(P/W, sub_group)")
 def sub_group_step_bytes(parameters: Number, ranks: Number, sub_group: float) -> Number:
-    """ZeRO-3 in the optimizer step: float32 gradients and denominators of one sub group (``stage3.py:2683``)."""
-    return (4.0 + ADAM_TEMPORARY) * minimum(1.0 * parameters / ranks, sub_group)
+    """ZeRO-3 in the optimizer step: float32 gradients and Adam's temporaries of one sub group (``stage3.py:2683``)."""
+    return (4.0 + FLAT_TEMPORARY) * minimum(1.0 * parameters / ranks, sub_group)
 
 
 def deepspeed_states(
@@ -88,7 +92,7 @@ def deepspeed_states(
 ) -> States:
     """States of every ZeRO stage, with what offload moves to the host taken away."""
     trained = share.trained + share.experts
-    ranks = 1.0 * strategy.dp_shard * strategy.cp
+    ranks = 1.0 * strategy.dp * strategy.cp
     stage, offload = strategy.zero_stage, strategy.offload
     value = precision.parameters
     wide = workload.gradient_accumulation_dtype == "fp32" and precision.master > 0.0
@@ -116,11 +120,8 @@ def deepspeed_states(
     final = where(offload > 0, 0.0, final)
 
     buffers, backward = _buffers(model, strategy, share, trained, value, on_host)
-    if wide:
-        split_step = (4.0 if workload.optimizer.startswith("adamw") else 0.0) * trained / ranks
-    else:
-        split_step = partitioned_step_bytes(trained, ranks, held, value)
-    whole_step = (value + (4.0 if precision.master else 0.0) + ADAM_TEMPORARY) * trained
+    split_step = FLAT_TEMPORARY * trained / ranks if wide else partitioned_step_bytes(trained, ranks, held, value)
+    whole_step = (value + (4.0 if precision.master else 0.0) + LIST_TEMPORARY) * trained
     group_step = sub_group_step_bytes(trained, ranks, float(defaults.SUB_GROUP_SIZE))
     step = where(stage == 0, whole_step, where(stage == 3, group_step, split_step))
     return States(
