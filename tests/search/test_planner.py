@@ -72,11 +72,11 @@ def test_columns_and_one_plan_agree_exactly(seven) -> None:
 
 def test_no_fitting_candidate_beats_the_first_by_more_than_the_ladder_allows(seven) -> None:
     _, result = seven
-    from toolkit.search.rank import ADVANTAGE_PER_RUNG, RUNGS
+    from toolkit.search.rank import PRICE_OF_RUNG
 
     best = result.choices[0].estimate.step.seconds
     fits = numpy.concatenate([b.seconds[b.verdict == 0] for b in result.blocks])
-    assert fits.min() >= best / (1 + ADVANTAGE_PER_RUNG * len(RUNGS))
+    assert fits.min() >= best / (1 + max(PRICE_OF_RUNG))
 
 
 def test_the_memory_objective_orders_by_bytes() -> None:
