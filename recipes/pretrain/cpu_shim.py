@@ -9,6 +9,7 @@ real ones. Call :func:`install` once per process, before a model is built.
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # the library's jit_fuser is torch.compile: minutes on a CPU
@@ -64,6 +65,8 @@ def install() -> None:
     global _installed
     if _installed is not None or torch.cuda.is_available():
         return
+    # each rank would say at each start what it falls back to without Apex and Transformer Engine
+    warnings.filterwarnings("ignore", category=UserWarning, module=r"megatron\.core")
     cuda: Any = torch.cuda
     no_stream = _NoStream()
     cuda.current_device = lambda: torch.device("cpu")
