@@ -48,14 +48,17 @@ def kept_bytes(
     ``R`` replicated, ``S`` sharded, ``X`` dispatched to routed experts (over ``t / t_e`` ranks), ``I`` inside
     them; ``u`` is the tokens on the fullest expert rank over the mean. Without experts this is
     ``s b h (10 + 24/t + 5 a s/(h t))`` and, with sequence parallelism, ``s b h (34 + 5 a s/h) / t`` of
-    Korthikanti et al. 2022, equations 2 and 4.
+    Korthikanti et al. 2022. Source: arXiv 2205.05198, equations 2 and 4.
     """
     return tokens * (replicated / sigma + sharded / tp + load * (dispatched * etp + inside) / tp)
 
 
 @equation("A11", "T*L*b_c/sigma")
 def checkpoints_bytes(tokens: Number, layers: Number, bytes_per_token: float, sigma: Number) -> Number:
-    """Inputs of ``L`` layers, all that full recomputation keeps (2 s b h L of Korthikanti et al. 2022)."""
+    """Inputs of ``L`` layers, all that full recomputation keeps (2 s b h L).
+
+    Source: arXiv 2205.05198 section 5.
+    """
     return tokens * (layers * bytes_per_token) / sigma
 
 
@@ -63,7 +66,8 @@ def checkpoints_bytes(tokens: Number, layers: Number, bytes_per_token: float, si
 def logits_bytes(tokens: Number, vocabulary: Number, bytes_per_value: float, cut: Number) -> Number:
     """Logits in the compute precision, their float32 copy, and its gradient; ``c`` ranks share the vocabulary.
 
-    ``ForCausalLMLoss`` of transformers 5.24 casts to float32; ``log_softmax`` keeps one such tensor.
+    ``ForCausalLMLoss`` casts to float32; ``log_softmax`` keeps one such tensor. Source: transformers 5.24
+    ``loss/loss_utils.py``; NVIDIA-NeMo/Automodel#2336 (6.54 GiB asked for in cross entropy).
     """
     return tokens * vocabulary * (bytes_per_value + 8.0) / cut
 
@@ -72,14 +76,14 @@ def logits_bytes(tokens: Number, vocabulary: Number, bytes_per_value: float, cut
 def vocabulary_parallel_logits_bytes(tokens: Number, vocabulary: Number, bytes_per_value: float, tp: Number) -> Number:
     """Megatron: logits and one float32 copy on which softmax and gradient work in place.
 
-    megatron-core 0.16.1, ``core/tensor_parallel/cross_entropy.py``. ``V`` is padded to ``128 t``.
+    Source: megatron-core 0.16.1, ``core/tensor_parallel/cross_entropy.py``. ``V`` is padded to ``128 t``.
     """
     return tokens * vocabulary * (bytes_per_value + 4.0) / tp
 
 
 @equation("A14", "T*10*min(h, V)")
 def chunked_logits_bytes(tokens: Number, hidden_size: int, vocabulary: Number) -> Number:
-    """Fused linear cross entropy: chunks of ``h / V`` of the tokens (Liger kernel, arXiv 2410.10989)."""
+    """Fused linear cross entropy: chunks of ``h / V`` of the tokens. Source: Liger kernel, arXiv 2410.10989."""
     return tokens * 10.0 * minimum(1.0 * vocabulary, hidden_size)
 
 
@@ -91,6 +95,7 @@ def fused_working_bytes(
     """Backward of an MLP in Megatron: gathered input (``g`` = 1 with sequence parallelism), gradient of the input,
     and the gradient of the ``W`` weights of the first matrix before it is added to the float32 buffer, less
     what of the MLP has been released by then; or the gradients inside the activation where those are larger.
+    Source: megatron-core 0.16.1 ``core/tensor_parallel/layers.py`` without fused accumulation; a dry run of it.
     """
     first = tokens * bytes_per_value * (hidden_size * (1.0 + gathered) - width / tp) + bytes_per_value * weights / tp
     return maximum(first, tokens * (bytes_per_value * (1.0 + gated) * width) / tp)
@@ -98,7 +103,10 @@ def fused_working_bytes(
 
 @equation("A16", "T*b*(3*f/t + h)")
 def eager_working_bytes(tokens: Number, bytes_per_value: float, hidden_size: int, width: float, tp: Number) -> Number:
-    """Backward of an eager gated MLP: gradients of product, gate and up, and of the layer's output."""
+    """Backward of an eager gated MLP: gradients of product, gate and up, and of the layer's output.
+
+    Source: order of autograd's backward in ``LlamaMLP``, transformers 5.24.
+    """
     return tokens * bytes_per_value * (3.0 * width / tp + hidden_size)
 
 

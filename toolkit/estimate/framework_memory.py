@@ -1,4 +1,4 @@
-"""Equations M13..M15: what lies outside the model: context, communicator buffers, workspaces, fragmentation."""
+"""Equations M11..M13: what lies outside the model: context, communicator buffers, workspaces, fragmentation."""
 
 from __future__ import annotations
 
@@ -10,21 +10,30 @@ from toolkit.numeric import Number, where
 from toolkit.strategy import Strategy
 
 
-@equation("M13", "1 + [tp>1] + [pp>1] + [cp>1] + [ep>1] + [dp>1]")
+@equation("M11", "1 + [tp>1] + [pp>1] + [cp>1] + [ep>1] + [dp>1]")
 def communicators(tp: Number, pp: Number, cp: Number, ep: Number, dp: Number) -> Number:
-    """Communicators that allocate buffers on a rank: one for all ranks and one for each axis in use."""
+    """Communicators that allocate buffers on a rank: one for all ranks and one for each axis in use.
+
+    Source: process groups of megatron-core 0.16.1 ``parallel_state.py``; NCCL allocates on first use.
+    """
     return 1.0 + sum(where(degree > 1, 1.0, 0.0) for degree in (tp, pp, cp, ep, dp))
 
 
-@equation("M14", "phi*D")
+@equation("M12", "phi*D")
 def fragmentation_bytes(fraction: float, dynamic: Number) -> Number:
-    """Memory that the caching allocator reserves beyond what is allocated: a fraction of what comes and goes."""
+    """Memory that the caching allocator reserves beyond what is allocated: a fraction of what comes and goes.
+
+    Source: calibration coefficient ``fragmentation_fraction``.
+    """
     return fraction * dynamic
 
 
-@equation("M15", "context + workspace + n_c*buffer + phi*D")
+@equation("M13", "context + workspace + n_c*buffer + phi*D")
 def framework_bytes(context: float, workspace: float, buffers: Number, fragmentation: Number) -> Number:
-    """Device memory beside the model's own tensors. ``nvidia-smi`` sees all of it, the allocator only the rest."""
+    """Device memory beside the model's own tensors. ``nvidia-smi`` sees all of it, the allocator only part.
+
+    Source: the calibration coefficients of the same names.
+    """
     return context + workspace + buffers + fragmentation
 
 

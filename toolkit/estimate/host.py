@@ -1,4 +1,4 @@
-"""Equations M18..M21: host memory of one node, all of its ranks together.
+"""Equations M16..M19: host memory of one node, all of its ranks together.
 
 Offload keeps per rank what DeepSpeed 0.19.8 was seen to allocate on the CPU: 18 bytes per parameter of the
 shard (16-bit copy 2, float32 gradients 4, master 4, Adam 8), 2 more when the parameters move too, and a pinned
@@ -22,13 +22,16 @@ from toolkit.workload import Workload
 CHECKPOINT_SHARD = 5.0e9  # bytes of one file of a sharded checkpoint (transformers 5.24, max_shard_size 5 GB)
 
 
-@equation("M18", "r*process")
+@equation("M16", "r*process")
 def process_bytes(ranks: float, bytes_per_process: float) -> float:
-    """Interpreters, libraries, the host side of CUDA, data loaders: ``r`` ranks on the node."""
+    """Interpreters, libraries, the host side of CUDA, data loaders: ``r`` ranks on the node.
+
+    Source: calibration coefficient ``host_process_bytes``.
+    """
     return ranks * bytes_per_process
 
 
-@equation("M19", "r*(P/W*(b + 4 + 4 + s + [params]*b)*pin + b*n_max + [stage 2, m>1]*b*G_r)")
+@equation("M17", "r*(P/W*(b + 4 + 4 + s + [params]*b)*pin + b*n_max + [stage 2, m>1]*b*G_r)")
 def offload_bytes(
     ranks: float,
     shard: Number,
@@ -37,24 +40,31 @@ def offload_bytes(
     copy_buffer: Number,
     accumulated: Number,
 ) -> Number:
-    """States of the node's ranks under offload (``stage_1_and_2.py:570-590,653``, ``stage3.py:791,1150``).
+    """States of the node's ranks under offload.
 
-    ``pin`` is what the pinned allocator adds by rounding blocks up to powers of two.
+    Source: DeepSpeed 0.19.8 ``stage_1_and_2.py:570-590,653``, ``stage3.py:791,1150``. ``pin`` is what the
+    pinned allocator adds by rounding blocks up to powers of two.
     """
     return ranks * (shard * bytes_per_parameter * pinned + copy_buffer + accumulated)
 
 
-@equation("M20", "r*P*b")
+@equation("M18", "r*P*b")
 def replicated_loading_bytes(ranks: float, parameters: Number, bytes_per_value: float) -> Number:
-    """Every rank reads the whole model before it is sharded or copied to the device (DDP, ZeRO-0, 1, 2)."""
+    """Every rank reads the whole model before it is sharded or copied to the device (DDP, ZeRO-0, 1, 2).
+
+    Source: ``from_pretrained`` of transformers 5.24, which each rank calls.
+    """
     return ranks * parameters * bytes_per_value
 
 
-@equation("M21", "P*b_1 + r*min(P*b, shard)")
+@equation("M19", "P*b_1 + r*min(P*b, shard)")
 def sharded_loading_bytes(
     ranks: float, parameters: Number, first_rank: float, bytes_per_value: float, shard: float
 ) -> Number:
-    """One rank reads the model whole (FSDP: float32), or every rank holds one checkpoint file (ZeRO-3)."""
+    """One rank reads the model whole (FSDP: float32), or every rank holds one checkpoint file (ZeRO-3).
+
+    Source: ``fsdp_cpu_ram_efficient_loading`` of accelerate 1.15; ``zero.Init`` in transformers 5.24.
+    """
     return parameters * first_rank + ranks * minimum(parameters * bytes_per_value, shard)
 
 
@@ -98,7 +108,8 @@ def _loading(workload: Workload, strategy: Strategy, table: Tables, ranks: float
     value = 4.0 if workload.precision == "fp32" else 2.0
     if strategy.framework == "megatron":  # built on the device; a rank stages its own part of a checkpoint
         part = total / (1.0 * strategy.tp * strategy.pp)
-        return replicated_loading_bytes(ranks, part, 2.0 * value)
+        over = where(strategy.zero_stage > 0, 1.0 * strategy.dp * strategy.cp, 1.0)
+        return replicated_loading_bytes(ranks, part * (1.0 + 12.0 / (value * over)), value)
     if strategy.framework == "fsdp":
         return sharded_loading_bytes(0.0, total, 4.0, value, 0.0) + 0.0 * strategy.dp
     whole = replicated_loading_bytes(ranks, total, value)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from toolkit.equation import tracing
+from toolkit.equation import equation, tracing
 from toolkit.estimate.layer_bytes import LayerBytes, checkpoint_bytes, layer_bytes, selective_bytes
 from toolkit.estimate.matrices import matrices
 from toolkit.estimate.parameters import ModelParameters, count_parameters, lora_parameters
@@ -116,18 +116,23 @@ def stages(model: ModelSpec, strategy: Strategy, table: Tables) -> tuple[Stage, 
     return tuple(found)
 
 
+@equation("A17", "min(m, p - k), interleaved min(m, (p*v + p - 1 - 2*k)/v)")
 def in_flight(pp: Number, virtual: Number, micro_batches: Number, stage: Number) -> Number:
-    """Micro batches alive on a stage at its peak, in units of the whole stage's layers.
+    """Micro batches alive on stage ``k`` at its peak, in units of the whole stage's layers.
 
-    1F1B holds ``min(p - k, m)`` (Narayanan et al. 2021, arXiv 2104.04473, section 2.2). Interleaving holds
-    ``(p v + p - 1 - 2 k) / v``: with k = 0 the factor ``1 + (p - 1) / (p v)`` of Korthikanti et al. 2022.
+    1F1B holds ``min(p - k, m)``. Interleaving holds ``(p v + p - 1 - 2 k) / v``: with k = 0 the factor
+    ``1 + (p - 1) / (p v)``. Source: Narayanan et al. 2021, arXiv 2104.04473, section 2.2; arXiv 2205.05198.
     """
     interleaved = (1.0 * pp * virtual + pp - 1.0 - 2.0 * stage) / virtual
     return minimum(where(virtual > 1, interleaved, 1.0 * pp - stage), 1.0 * micro_batches)
 
 
+@equation("A18", "ceil(V/(128*t))*128*t")
 def padded_vocabulary(vocab_size: int, framework: str, tp: Number) -> Number:
-    """Megatron rounds the vocabulary up to a multiple of ``128 tp`` (``make_vocab_size_divisible_by``)."""
+    """Megatron rounds the vocabulary up to a multiple of ``128 tp``.
+
+    Source: ``make_vocab_size_divisible_by`` of Megatron-LM.
+    """
     return ceil_div(vocab_size, 128 * tp) * 128 * tp if framework == "megatron" else vocab_size
 
 

@@ -1,4 +1,4 @@
-"""Equation M10: states of megatron-core's DDP and (distributed) optimizer."""
+"""Equation M8: states of megatron-core's DDP and (distributed) optimizer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from toolkit.strategy import Strategy
 from toolkit.workload import Precision, Workload
 
 
-@equation("M10", "P*(b_p + b_g + (b_m + b_o)/n) + P_e*(b_p + b_g + (b_m + b_o)/n_e)")
+@equation("M8", "P*(b_p + b_g + (b_m + b_o)/n) + P_e*(b_p + b_g + (b_m + b_o)/n_e)")
 def mixed_precision_bytes(
     dense: Number, experts: Number, bytes_per_parameter: float, dense_ranks: Number, expert_ranks: Number
 ) -> Number:
@@ -18,7 +18,7 @@ def mixed_precision_bytes(
 
     With the distributed optimizer the master copy and Adam states are divided by ``n = dp cp`` (experts by the
     expert data-parallel size ``dp cp t / (ep t_e)``): 6 + 12/n bytes a parameter in bf16, 18 without it.
-    ``megatron/training/theoretical_memory_usage.py`` of Megatron-LM; a dry run of megatron-core 0.16.1 gives
+    Source: ``megatron/training/theoretical_memory_usage.py`` of Megatron-LM; a dry run of megatron-core 0.16.1 gives
     12.000 and 18.000 bytes.
     """
     return bytes_per_parameter * (1.0 * dense / dense_ranks + 1.0 * experts / expert_ranks)

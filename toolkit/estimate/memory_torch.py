@@ -1,4 +1,4 @@
-"""Equations M11..M12: states of PyTorch's DDP and FSDP2 as the Hugging Face Trainer runs them."""
+"""Equations M9..M10: states of PyTorch's DDP and FSDP2 as the Hugging Face Trainer runs them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from toolkit.strategy import Strategy
 from toolkit.workload import Precision, Workload
 
 
-@equation("M11", "2*P_matrices")
+@equation("M9", "2*P_matrices")
 def autocast_bytes(matrices: Number) -> Number:
-    """16-bit casts of float32 weights that autocast keeps for the backward pass (torch.amp, weight cache)."""
+    """16-bit casts of float32 weights that autocast keeps for the backward pass. Source: weight cache of torch.amp."""
     return 2.0 * matrices
 
 
-@equation("M12", "b*(4*P_l + P_head) + 4*P_l")
+@equation("M10", "b*(3*P_l + P_head) + 4*P_l")
 def layer_backward_bytes(layer: Number, head: Number, bytes_per_value: float) -> Number:
     """FSDP2 while a layer's backward runs, beside the layer gathered in the forward pass.
 
     The next layer's all-gather output, its copy, this layer's 16-bit gradients and the previous one's float32
-    reduce-scatter input; the head's gradient waits for the root unit (torch 2.13,
-    ``distributed/fsdp/_fully_shard/_fsdp_param_group.py``).
+    reduce-scatter input; the head's gradient waits for the root unit. Source: torch 2.13,
+    ``distributed/fsdp/_fully_shard/_fsdp_param_group.py``.
     """
     return bytes_per_value * (3.0 * layer + head) + 4.0 * layer
 
