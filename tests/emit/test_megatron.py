@@ -308,7 +308,7 @@ def test_core_config_is_plain_json_and_the_programs_own_decoder_takes_it(tmp_pat
 
         (tmp_path / "plan.json").write_text(module.dump(plan))
         (tmp_path / "core.json").write_text(json.dumps(megatron.core_config(plan)))
-        loaded, core = config.load(str(tmp_path / "plan.json"), str(tmp_path / "core.json"))
+        loaded, core, _ = config.load(tmp_path / "plan.json", tmp_path / "core.json")
         assert loaded == plan and core.training.global_batch_size == plan.contract.global_batch_size, name
 
 

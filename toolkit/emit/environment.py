@@ -41,8 +41,9 @@ def variables(plan: Plan) -> dict[str, str]:
         values["GLOO_SOCKET_IFNAME"] = site.network_interface
         if on_gpu:
             values["NCCL_SOCKET_IFNAME"] = site.network_interface
-    _refuse(site.environment)
-    return dict(sorted((values | site.environment).items()))
+    values |= site.environment
+    _refuse(values)
+    return dict(sorted(values.items()))
 
 
 def threads(plan: Plan) -> int:

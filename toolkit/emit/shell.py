@@ -14,8 +14,12 @@ _ESCAPES = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
 def quote(value: str) -> str:
-    """One shell word on one line that means exactly ``value``; control characters use ``$'...'``."""
-    if value.isprintable():
+    """One shell word on one line that means exactly ``value``.
+
+    ``$'...'`` for control characters, and for signs that mean something to a shell, which shellcheck would
+    take for mistakes in plain single quotes.
+    """
+    if value.isprintable() and not set(value) & set("$`~'\\"):
         return shlex.quote(value)
     return "$'" + "".join(_ESCAPES.get(c) or (c if c.isprintable() else _octets(c)) for c in value) + "'"
 
@@ -72,9 +76,9 @@ def refuse_lines(problems: Problems, what: str, value: str) -> None:
 def refuse_directive(problems: Problems, what: str, value: str, more: str = "") -> None:
     """A ``#SBATCH`` line has no reliable quoting, so its values hold letters, digits and a few signs only."""
     signs = "._,@+:/=-" + more
-    allowed = re.compile(f"[A-Za-z0-9_][A-Za-z0-9{re.escape(signs)}]*")
+    allowed = re.compile(f"[A-Za-z0-9_{re.escape(more)}][A-Za-z0-9{re.escape(signs)}]*")
     if value and not allowed.fullmatch(value):
         problems.add(
             f"{what} {value!r} cannot stand in a #SBATCH line",
-            f"it may hold letters, digits and {' '.join(signs)}, and starts with a letter or digit",
+            f"it may hold letters, digits and {' '.join(signs)}, and does not start with a sign",
         )

@@ -1,0 +1,92 @@
+"""launch.sh: torchrun here, or on each of several nodes; found beside its files wherever they are moved."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests import plans
+from tests.emit.fake_cluster import FakeCluster
+from toolkit.emit import torchrun
+from toolkit.emit.bundle import bundle
+
+PLANS = plans.all_plans()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> FakeCluster:
+    return FakeCluster(tmp_path / "cluster")
+
+
+def test_one_node(cluster: FakeCluster) -> None:
+    folder = cluster.submit / "a plan"
+    folder.mkdir()
+    (folder / "plan.json").write_text("{}")
+    (folder / "launch.sh").write_text(torchrun.launch_script(PLANS["tiny"]))
+    done = cluster.run(f'bash "{folder}/launch.sh" --max-steps 3 "x y"')
+    assert done.returncode == 0, done.stderr
+    assert cluster.words("torchrun.local") == [
+        "--nnodes=1",
+        "--nproc-per-node=2",
+        "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
+        "--shutdown-timeout=182",
+        "--standalone",
+        "--max-restarts=0",
+        "-m",
+        "recipes.finetune.train",
+        "--plan",
+        f"{folder}/plan.json",
+        "--deepspeed",
+        f"{folder}/ds_config.json",
+        "--output-dir",
+        f"{folder}/run",
+        "--max-steps",
+        "3",
+        "x y",
+    ]
+    assert not {"NCCL_SOCKET_IFNAME", "PYTORCH_ALLOC_CONF"} & cluster.seen_environment("local").keys()
+
+
+def test_it_finds_its_files_after_a_move_and_from_any_directory(cluster: FakeCluster) -> None:
+    for folder, call in (("here", "cd here && bash launch.sh"), ("-dash", "bash ./-dash/launch.sh")):
+        directory = cluster.submit / folder
+        directory.mkdir()
+        for name, text in bundle(PLANS["tiny"], "/somewhere/else").items():
+            (directory / name).write_text(text)
+        done = cluster.run(f"cd '{cluster.submit}' && {call}")
+        assert done.returncode == 0, done.stderr
+        words = cluster.words("torchrun.local")
+        given = words[words.index("--plan") + 1]
+        assert not given.startswith("-") and given.endswith("plan.json")
+
+
+def test_several_nodes_need_a_meeting_point(cluster: FakeCluster) -> None:
+    (cluster.submit / "plan.json").write_text("{}")
+    (cluster.submit / "launch.sh").write_text(torchrun.launch_script(PLANS["dense"]))
+    done = cluster.run("bash launch.sh")
+    assert done.returncode == 2 and "this plan is for 2 nodes" in done.stderr
+    done = cluster.run("bash launch.sh", RDZV_ENDPOINT="n1:29400")
+    assert done.returncode != 0 and "RDZV_ID" in done.stderr
+    done = cluster.run("bash launch.sh", RDZV_ENDPOINT="n1:29400", RDZV_ID="one")
+    assert done.returncode == 0, done.stderr
+    words = cluster.words("torchrun.local")
+    assert words[4:7] == ["--rdzv-backend=c10d", "--rdzv-endpoint=n1:29400", "--rdzv-id=one"]
+    assert not [word for word in words if "node-rank" in word or "master" in word]
+
+
+def test_a_machine_with_too_few_gpus_is_told(cluster: FakeCluster) -> None:
+    (cluster.submit / "plan.json").write_text("{}")
+    (cluster.submit / "launch.sh").write_text(torchrun.launch_script(PLANS["dense"]))
+    done = cluster.run("bash launch.sh", RDZV_ENDPOINT="n1:1", RDZV_ID="one", FAKE_GPUS="4")
+    assert done.returncode == 2 and "this machine has 4 GPUs, the plan needs 8 per node" in done.stderr
+
+
+def test_the_site_software_is_used_but_not_its_container(cluster: FakeCluster) -> None:
+    site = {"setup_command": "export FROM_SETUP=1", "container_runtime": "pyxis", "container_image": "x"}
+    plan = plans.plan("p", plans.LLAMA_8B, plans.with_site(plans.DGX, **site), zero_stage=2)
+    (cluster.submit / "plan.json").write_text("{}")
+    (cluster.submit / "launch.sh").write_text(torchrun.launch_script(plan))
+    done = cluster.run("bash launch.sh", RDZV_ENDPOINT="n1:1", RDZV_ID="one")
+    assert done.returncode == 0, done.stderr
+    assert cluster.seen_environment("local")["FROM_SETUP"] == "1"
+    shutil.rmtree(cluster.submit)
