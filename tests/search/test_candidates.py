@@ -34,8 +34,8 @@ def test_the_number_of_grids_of_a_power_of_two() -> None:
 
 
 @settings(deadline=None, max_examples=20)
-@given(st.sampled_from([1, 2, 8, 12, 64, 512]), st.sampled_from([None, 1, 2, 4]))
-def test_pins_hold_in_every_candidate(gpus: int, tp: int | None) -> None:
+@given(st.sampled_from([1, 2, 8, "2x6", 64, 512]), st.sampled_from([None, 1, 2, 4]))
+def test_pins_hold_in_every_candidate(gpus: int | str, tp: int | None) -> None:
     pins = {} if tp is None else {"tp": tp}
     for block in blocks(request_for(gpus=gpus, framework="megatron", pins=pins)):
         if tp is not None:

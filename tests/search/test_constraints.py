@@ -5,7 +5,8 @@ import pytest
 
 from tests.requests import request_for
 from toolkit.search.candidates import blocks
-from toolkit.search.constraints import CONSTRAINTS, mask, violated
+from toolkit.search.constraints import mask, violated
+from toolkit.search.rules import CONSTRAINTS
 from toolkit.strategy import Strategy
 
 

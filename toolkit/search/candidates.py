@@ -102,8 +102,7 @@ def _data_parallel(request: Request) -> dict[str, Any]:
 def _megatron(request: Request) -> dict[str, Any] | None:
     model, pins, gpus = request.model, request.pins, request.cluster.num_gpus
     grid = grids(gpus, pins)
-    deepest = max(pp for _, pp, _, _ in grid)
-    chunks = divisors(model.num_hidden_layers) if deepest > 1 else [1]
+    chunks = _chunks(model.num_hidden_layers, {pp for _, pp, _, _ in grid})
     axes = {
         "grid": grid,
         "micro_batch_size": micro_batches(request),
@@ -118,6 +117,16 @@ def _megatron(request: Request) -> dict[str, Any] | None:
     if model.is_moe:  # experts are cut by the tensor degree or left whole
         axes["etp_is_tp"] = [0, 1]
     return axes
+
+
+def _chunks(layers: int, degrees: set[int]) -> list[int]:
+    """Virtual stages that some pipeline degree can split the layers into, 1 among them."""
+    found = {1}
+    for pp in degrees - {1}:
+        for counted in (layers, layers + 1, layers + 2):  # the head, and the embedding, may count as layers
+            if counted % pp == 0:
+                found |= set(divisors(counted // pp))
+    return sorted(found)
 
 
 def _axis(pins: dict[str, int], name: str, values: Sequence[int]) -> list[int]:
