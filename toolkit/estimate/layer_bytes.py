@@ -132,14 +132,15 @@ def selective_bytes(model: ModelSpec, workload: Workload, framework: str, mixer:
     if framework != "megatron":
         attention = mixer in "AB"
         h, f = model.hidden_size, model.intermediate_size
-        products = attention * (queries + 2.0 * keys + h)
+        # of query, key, value, output, up or gate, other, down: the first, third, fifth and seventh
+        products = attention * (queries + keys)
         if mlp == "D":
-            products += (1.0 + model.gated_mlp) * f + h
+            products += f + model.gated_mlp * h
         elif mlp == "E":
             inside = (1.0 + model.gated_mlp) * model.moe_intermediate_size + h
-            products += model.num_experts_per_tok * inside
-            products += (1.0 + model.gated_mlp) * model.shared_expert_intermediate_size
-        kept = k.stream * h + k.compute * (attention * queries + products / 2.0)
+            products += model.num_experts_per_tok * inside / 2.0
+            products += model.shared_expert_intermediate_size
+        kept = k.stream * h + k.compute * (attention * queries + products)
         return LayerBytes(0.0, min(kept, full.total))
     if mixer not in "AB":
         return full
