@@ -27,6 +27,11 @@ def where(condition: Number, if_true: Number, if_false: Number) -> Number:
     return if_true if condition else if_false
 
 
+def holds_anywhere(condition: Number) -> bool:
+    """Whether a condition holds, or holds in any row of a column."""
+    return bool(condition.any()) if is_column(condition) else bool(condition)
+
+
 def maximum(left: Number, right: Number) -> Number:
     """The larger of two values, element by element."""
     if is_column(left, right):

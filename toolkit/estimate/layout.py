@@ -18,7 +18,8 @@ from toolkit.estimate.layer_bytes import LayerBytes, checkpoint_bytes, layer_byt
 from toolkit.estimate.matrices import matrices
 from toolkit.estimate.parameters import ModelParameters, count_parameters, lora_parameters
 from toolkit.model import ModelSpec
-from toolkit.numeric import Number, ceil_div, maximum, minimum, take, where
+from toolkit.numeric import Number, ceil_div, holds_anywhere, maximum, minimum, take, where
+from toolkit.pipeline_split import EVEN, PipelineSplit, pipeline_split
 from toolkit.strategy import Strategy
 from toolkit.workload import Workload
 
@@ -109,10 +110,11 @@ def _columns(layers: list[LayerBytes]) -> Prefixes:
 
 
 def stages(model: ModelSpec, strategy: Strategy, table: Tables) -> tuple[Stage, ...]:
-    """The stages that can be the fullest: first, last and, in a mixed stack, the second."""
-    found = [_first(model, strategy, table), _last(model, strategy, table)]
-    if not table.uniform:
-        found.append(_second(model, strategy, table))
+    """The stages that can be the fullest: first, last and, in a mixed stack or an uneven split, the second."""
+    split = pipeline_split(table.layers, strategy.pp, strategy.virtual_pipeline_stages)
+    found = [_first(strategy, table, split), _last(strategy, table, split)]
+    if not table.uniform or holds_anywhere(split.way != EVEN):
+        found.append(_second(strategy, table, split))
     return tuple(found)
 
 
@@ -136,32 +138,40 @@ def padded_vocabulary(vocab_size: int, framework: str, tp: Number) -> Number:
     return ceil_div(vocab_size, 128 * tp) * 128 * tp if framework == "megatron" else vocab_size
 
 
-def _first(model: ModelSpec, strategy: Strategy, table: Tables) -> Stage:
+def _first(strategy: Strategy, table: Tables, split: PipelineSplit) -> Stage:
     alone = where(strategy.pp > 1, 0.0, 1.0)
-    chunk = table.layers // (strategy.pp * strategy.virtual_pipeline_stages)
-    return _stage(strategy, table, 0 * chunk, chunk, 0, embedding=1.0, head=alone)
+    chunk = split.first // strategy.virtual_pipeline_stages
+    return _stage(strategy, table, split.first, 0 * chunk, chunk, 0, embedding=1.0, head=alone)
 
 
-def _last(model: ModelSpec, strategy: Strategy, table: Tables) -> Stage:
+def _last(strategy: Strategy, table: Tables, split: PipelineSplit) -> Stage:
     alone = where(strategy.pp > 1, 0.0, 1.0)
-    chunk = table.layers // (strategy.pp * strategy.virtual_pipeline_stages)
-    start = table.layers - chunk
-    return _stage(strategy, table, start, table.layers + 0 * chunk, strategy.pp - 1, embedding=alone, head=1.0)
+    chunk = split.last // strategy.virtual_pipeline_stages
+    end = table.layers + 0 * chunk
+    return _stage(strategy, table, split.last, end - chunk, end, strategy.pp - 1, embedding=alone, head=1.0)
 
 
-def _second(model: ModelSpec, strategy: Strategy, table: Tables) -> Stage:
+def _second(strategy: Strategy, table: Tables, split: PipelineSplit) -> Stage:
     alone = where(strategy.pp > 1, 0.0, 1.0)
-    chunk = table.layers // (strategy.pp * strategy.virtual_pipeline_stages)
-    start = where(strategy.pp > 1, chunk, 0)
+    size = where(strategy.pp > 2, split.middle, split.last)
+    chunk = size // strategy.virtual_pipeline_stages
+    start = where(strategy.pp > 1, split.first // strategy.virtual_pipeline_stages, 0)
     stage = minimum(strategy.pp - 1, 1)
     last = where(strategy.pp == 2, 1.0, alone)
-    return _stage(strategy, table, start, start + chunk, stage, embedding=alone, head=last)
+    return _stage(strategy, table, size, start, start + chunk, stage, embedding=alone, head=last)
 
 
 def _stage(
-    strategy: Strategy, table: Tables, start: Number, stop: Number, index: Number, embedding: Number, head: Number
+    strategy: Strategy,
+    table: Tables,
+    size: Number,
+    start: Number,
+    stop: Number,
+    index: Number,
+    embedding: Number,
+    head: Number,
 ) -> Stage:
-    layers = 1.0 * table.layers / strategy.pp
+    layers = 1.0 * size
     if table.uniform:
 
         def total(prefix: Prefix) -> Number:
