@@ -347,3 +347,10 @@ def test_a_trillion_parameters_on_a_hundred_thousand_gpus() -> None:
 
 def test_figures_of_published_tables_are_present() -> None:
     assert published("megatron_memory.toml")["dry_run"]["static_mib"][0] == 24859
+
+
+def test_the_smallest_adapters_cost_no_negative_bytes() -> None:
+    work = Workload(method="lora", lora_rank=1, lora_targets="attention")
+    found = peak(LLAMA_7B, work, Strategy(framework="ddp", dp=2, dp_shard=2))
+    assert all(getattr(found, field) >= 0 for field in found.__struct_fields__)
+    assert found.parameters_bytes >= 2.0 * P7

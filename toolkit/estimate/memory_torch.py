@@ -6,7 +6,7 @@ from toolkit.equation import equation
 from toolkit.estimate.precision import HALF, NF4_BYTES
 from toolkit.estimate.states import Share, States
 from toolkit.model import ModelSpec
-from toolkit.numeric import Number, where
+from toolkit.numeric import Number, maximum, where
 from toolkit.strategy import Strategy
 from toolkit.workload import Precision, Workload
 
@@ -37,7 +37,7 @@ def ddp_states(model: ModelSpec, workload: Workload, strategy: Strategy, share: 
     trained = share.trained + share.experts
     half = workload.precision in HALF
     base = (2.0 if half else 4.0) * (share.frozen - share.packed) + NF4_BYTES * share.packed
-    casts = autocast_bytes(trained - share.small) if half else 0.0
+    casts = autocast_bytes(maximum(trained - share.small, 0.0)) if half else 0.0
     gradients = precision.gradients * trained
     return States(
         parameters=precision.parameters * trained + base + casts,
