@@ -1,23 +1,19 @@
 """The emitted train.sbatch of the recipe ``tiny``, submitted as it is to a real Slurm of two nodes, really trains."""
 
 import json
+import subprocess
 import sys
 import time
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from tests.cluster import slurm
 from tests.cluster.conftest import started
-from tests.plans import TINY, plan
-from toolkit.emit.bundle import bundle
-from toolkit.recipe import Recipe
-from toolkit.registry.clusters import load_cluster
 from toolkit.runtime import telemetry
 
 pytestmark = pytest.mark.cluster
-ROOT = Path(__file__).parents[2]
+ZERO_2 = ("--framework", "deepspeed", "--zero", "2", "--offload", "none")
 SITE = """
 name = "two-cpu-nodes"
 accelerator = "cpu"
@@ -53,36 +49,23 @@ def cluster():
     slurm.stop(running)
 
 
-def emit(folder):
-    """What ``toolkit plan --recipe tiny --cluster FILE --out out`` writes, into ``folder/out``."""
+def emit(folder, recipe, *pins):
+    """The files of ``toolkit plan --recipe NAME --cluster FILE --out out``, run as a user runs it."""
     setup = f"PATH={Path(sys.executable).parent}:$PATH"
     (folder / "site.toml").write_text(SITE.format(setup=json.dumps(setup)))
-    recipe = msgspec.toml.decode((ROOT / "recipes/finetune/tiny.toml").read_bytes(), type=Recipe)
-    learnt = msgspec.structs.asdict(recipe.contract)
-    model = msgspec.structs.replace(TINY, vocab_size=260)
-    made = plan(
-        "tiny",
-        model,
-        load_cluster(str(folder / "site.toml")),
-        zero_stage=2,
-        micro_batch_size=8,
-        gradient_accumulation_steps=1,
-        workload={"sequence_length": recipe.contract.sequence_length},
-        contract=learnt,
-    )
-    made = msgspec.structs.replace(made, total_parameters=0)
-    (folder / "out").mkdir()
-    for name, text in bundle(made, "out").items():
-        (folder / "out" / name).write_text(text)
+    command = [sys.executable, "-m", "toolkit", "plan", "--recipe", recipe, "--cluster", "site.toml", "--gpus", "2x1"]
+    done = subprocess.run([*command, "--out", "out", *pins], cwd=folder, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
     return folder / "out"
 
 
-def submit(cluster, folder):
-    return cluster.submit(Path("out/train.sbatch"), cwd=folder)
+def submit(cluster, folder, *arguments):
+    """Submit the script as it was written; ``arguments`` are the program's."""
+    return cluster.run("sbatch", "--parsable", "out/train.sbatch", *arguments, cwd=folder).strip()
 
 
 def test_train_sbatch_trains_on_two_nodes(cluster, tmp_path):
-    out = emit(tmp_path)
+    out = emit(tmp_path, "tiny", *ZERO_2)
     job = cluster.wait(submit(cluster, tmp_path), timeout=300)
     said = slurm.output(job)
     assert job["JobState"] == "COMPLETED", said
@@ -97,7 +80,7 @@ def test_train_sbatch_trains_on_two_nodes(cluster, tmp_path):
 
 
 def test_usr1_saves_requeues_and_finishes(cluster, tmp_path):
-    out = emit(tmp_path)
+    out = emit(tmp_path, "tiny", *ZERO_2)
     number = submit(cluster, tmp_path)
     wait_for_step(cluster, number, out / "run" / "steps.jsonl", 8)
     cluster.run("scancel", "--signal=USR1", "--batch", number)
@@ -110,6 +93,18 @@ def test_usr1_saves_requeues_and_finishes(cluster, tmp_path):
     assert (out / "run" / "FINISHED").is_file()
 
 
+def test_megatron_pipeline_over_two_nodes(cluster, tmp_path):
+    out = emit(tmp_path, "tiny-pretrain", "--pp", "2", "--vpp", "1", "--micro-batch", "4")
+    job = cluster.wait(submit(cluster, tmp_path, "--max-steps", "5"), timeout=300)
+    said = slurm.output(job)
+    assert job["JobState"] == "COMPLETED", said
+    assert "node 0 is n1" in said and "node 1 is n2" in said, said
+    assert telemetry.read_run(out / "run").world_size == 2
+    steps = telemetry.read_steps(out / "run")
+    assert [step.step for step in steps] == [1, 2, 3, 4, 5]
+    assert steps[-1].loss < steps[0].loss - 0.5
+
+
 def wait_for_step(cluster, number, steps, wanted, timeout=120):
     end = time.monotonic() + timeout
     while not (steps.is_file() and steps.read_bytes().count(b"\n") >= wanted):
@@ -120,7 +115,7 @@ def wait_for_step(cluster, number, steps, wanted, timeout=120):
 
 
 def test_a_finished_run_is_not_trained_again(cluster, tmp_path):
-    out = emit(tmp_path)
+    out = emit(tmp_path, "tiny", *ZERO_2)
     (out / "run").mkdir()
     (out / "run" / "FINISHED").write_text("{}")
     job = cluster.wait(submit(cluster, tmp_path))
