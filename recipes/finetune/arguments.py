@@ -62,6 +62,8 @@ def training_arguments(
     if strategy.framework == "fsdp":
         arguments["fsdp"] = True
         arguments["fsdp_config"] = fsdp_config(plan)
+        # without it the Trainer accumulates unsharded float32 gradients: 4 bytes a parameter on every GPU
+        arguments["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
     elif recompute:
         arguments["activation_checkpointing"] = True
         arguments["activation_checkpointing_kwargs"] = {"use_reentrant": False}

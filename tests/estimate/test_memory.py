@@ -354,3 +354,11 @@ def test_the_smallest_adapters_cost_no_negative_bytes() -> None:
     found = peak(LLAMA_7B, work, Strategy(framework="ddp", dp=2, dp_shard=2))
     assert all(getattr(found, field) >= 0 for field in found.__struct_fields__)
     assert found.parameters_bytes >= 2.0 * P7
+
+
+def test_fsdp_stage_2_keeps_every_layer_gathered() -> None:
+    work = Workload(sequence_length=2048)
+    three, two = peak(LLAMA_7B, work, fsdp(8)), peak(LLAMA_7B, work, fsdp(8, zero_stage=2))
+    assert two.communication_buffers_bytes - three.communication_buffers_bytes > P7  # nearly 2 P more
+    off = peak(LLAMA_7B, work, fsdp(8, offload=2))
+    assert static(off) == 0

@@ -87,7 +87,8 @@ def _offload(workload: Workload, strategy: Strategy, calibration: Calibration, t
     precision = state_precision(workload, strategy.framework)
     value = precision.parameters
     world = 1.0 * strategy.dp * strategy.cp
-    per_parameter = value + 4.0 + 4.0 + precision.optimizer_states
+    # float32 gradients and master copy; FSDP's parameters are the master copy
+    per_parameter = precision.optimizer_states + 4.0 + (value if strategy.framework == "fsdp" else value + 4.0)
     parameters_too = where(strategy.offload == 2, value * total / world, 0.0)
     largest = minimum(1.0 * table.counted.largest_tensor, trained)
     kept = value * minimum(trained, trained / world + table.counted.largest_tensor)

@@ -66,13 +66,17 @@ def fsdp_states(model: ModelSpec, workload: Workload, strategy: Strategy, share:
     frozen_share = share.frozen / (trained + share.frozen)
     layer, root = share.layer, share.root
     reduced = 1.0 - frozen_share  # only what is trained has gradients to reduce
+    # stage 2 (reshard_after_forward off) keeps every layer gathered from forward to backward
+    everything = value * (trained + share.frozen)
+    gathered = where(strategy.zero_stage == 2, everything, value * (root + layer))
+    on_device = where(strategy.offload == 2, 0.0, 1.0)  # cpu_offload moves shards, gradients and states
     return States(
-        parameters=precision.parameters * trained / ranks + base / ranks,
-        optimizer=(precision.master + precision.optimizer_states) * trained / ranks,
+        parameters=on_device * (precision.parameters * trained + base) / ranks,
+        optimizer=on_device * (precision.master + precision.optimizer_states) * trained / ranks,
         gradients=0.0,
-        buffers=value * (root + layer),
-        accumulated=gradients,
-        final=gradients + reduced * (value + 4.0) * root,
+        buffers=gathered,
+        accumulated=on_device * gradients,
+        final=on_device * gradients + reduced * (value + 4.0) * root,
         backward=reduced * layer_backward_bytes(layer, share.largest, value),
-        step=gradients,
+        step=on_device * gradients,
     )
