@@ -133,7 +133,7 @@ def selective_bytes(model: ModelSpec, workload: Workload, framework: str, mixer:
         attention = mixer in "AB"
         h, f = model.hidden_size, model.intermediate_size
         # of query, key, value, output, up or gate, other, down: the first, third, fifth and seventh
-        products = attention * (queries + keys)
+        products = 1.0 * attention * (queries + keys)
         if mlp == "D":
             products += f + model.gated_mlp * h
         elif mlp == "E":
