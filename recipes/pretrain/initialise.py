@@ -78,17 +78,18 @@ def _global_name(name: str, model: Any, config: Any) -> str:
     if "layers" in parts:
         place = parts.index("layers") + 1
         parts[place] = str(model.get_submodule(".".join(parts[: place + 1])).layer_number - 1)
-    if "local_experts" in parts:
-        place = parts.index("local_experts") + 1
+    if "experts" in parts:  # local numbers, in a list of modules or, grouped by Transformer Engine, in weight7
+        place = parts.index("local_experts") + 1 if "local_experts" in parts else len(parts) - 1
+        kind, local = re.fullmatch(r"(\D*)(\d+)", parts[place]).groups()  # type: ignore[union-attr]
         per_rank = config.num_moe_experts // parallel_state.get_expert_model_parallel_world_size()
-        parts[place] = str(int(parts[place]) + per_rank * parallel_state.get_expert_model_parallel_rank())
+        parts[place] = f"{kind}{int(local) + per_rank * parallel_state.get_expert_model_parallel_rank()}"
     if getattr(model, "share_embeddings_and_output_weights", False) and parts[-2:] == ["output_layer", "weight"]:
         parts[-2:] = ["embedding", "word_embeddings", "weight"]
     return ".".join(parts)
 
 
 def _draw(name: str, shape: list[int], config: Any, seed: int, device: torch.device) -> torch.Tensor:
-    if name.endswith("bias"):
+    if re.search(r"bias\d*$", name):
         return torch.zeros(shape, device=device)
     if re.search(r"norm(_weight|\.weight)$", name):
         return torch.ones(shape, device=device)
