@@ -41,16 +41,18 @@ def host_adam_seconds(parameters: Number, ranks_per_node: Number, rate: float) -
     return parameters * ranks_per_node / rate
 
 
-@equation("T16", "where(offload, m*P*bytes_down/link + where(parameters, 2*m*P*bytes_up/link, 0), 0)")
+@equation("T16", "where(offload, m*P_trained*bytes_down/link + where(parameters, 2*m*P*bytes_up/link, 0), 0)")
 def offload_copies(
-    updated: Number, micro: Number, offload: Number, down_bytes: float, up_bytes: float, bandwidth: float
+    held: Number, updated: Number, micro: Number, offload: Number, down_bytes: float, up_bytes: float, bandwidth: float
 ) -> Number:
     """Seconds on the host link in one step: gradients every micro batch; offloaded shards are read for each pass.
+
+    Gradients are those of the ``updated`` (trained) parameters; read are all ``held`` ones, frozen or not.
 
     Source: ZeRO-Offload, arXiv 2101.06840, section 4; ZeRO-Infinity, arXiv 2104.07857, section 5.
     """
     down = copy_seconds(updated * micro, down_bytes, bandwidth)
-    fetched = where(offload == 2, copy_seconds(updated * micro * 2.0, up_bytes, bandwidth), 0.0)
+    fetched = where(offload == 2, copy_seconds(held * micro * 2.0, up_bytes, bandwidth), 0.0)
     return where(offload > 0, down + fetched, 0.0)
 
 
@@ -66,7 +68,7 @@ def update_seconds(
 ) -> tuple[Number, Number, Number]:
     """Seconds of the update, of copies that wait for it, and of copies that may hide."""
     trained = 1.0 if workload.method == "full" else work.adapter_parameters / work.total_parameters
-    updated = updated * trained
+    held, updated = updated, updated * trained
     each = value_bytes(workload)
     state = state_precision(workload, s.framework)
     moved = 2.0 * (state.optimizer_states + state.master + state.parameters) + state.gradients
@@ -77,7 +79,7 @@ def update_seconds(
     on_host = host_adam_seconds(updated, ranks, c["host_adam_parameters_per_second"])
     link = max(cluster.accelerator.host_link_bytes_per_second * c["host_link_fraction"], 1e9)
     up = where(s.offload > 0, copy_seconds(updated, each, link), 0.0)
-    hidden = offload_copies(updated, micro, s.offload, each, each, link)
+    hidden = offload_copies(held, updated, micro, s.offload, each, each, link)
     return where(s.offload > 0, on_host, on_device), up, hidden
 
 
