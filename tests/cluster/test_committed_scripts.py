@@ -60,4 +60,4 @@ def test_there_are_scripts():
 def test_slurm_refuses_more_nodes_than_there_are(cluster, script):
     """The acceptance above means something."""
     said = cluster.run("sbatch", "--test-only", "--nodes=1000", str(script), cwd=ROOT, check=False)
-    assert "error" in said and "to start at" not in said, said
+    assert "allocation failure" in said and "to start at" not in said, said

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from recipes.pretrain import config, validity
 from tests.plans import LAPTOP, TINY, plan
 from toolkit import plan as plans
 from toolkit.emit.megatron import core_config
@@ -188,6 +189,14 @@ def test_files_of_different_plans_are_refused(tmp_path):
     )
     assert done.returncode == 2
     assert "parallel.tensor_model_parallel_size is 1 in the megatron file and 2 in the plan" in done.stderr
+
+
+def test_committed_files_are_accepted():
+    found = sorted((ROOT / "slurm" / "plans").glob("*.megatron_core.json"))
+    assert found
+    for path in found:
+        made, core, _ = config.load(path.with_name(path.name.replace(".megatron_core", "")), path)
+        validity.check(made, core, made.cluster.num_gpus)
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"schema": 1}', "\x00"])
