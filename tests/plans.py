@@ -161,6 +161,9 @@ LAPTOP = ClusterSpec(
 )
 
 
+PARAMETERS = {"llama-3.1-8b": 8_030_261_248, "llama-3.1-70b": 70_553_706_496, "tiny": 208_000, "gpt2": 124_439_808}
+
+
 def with_site(cluster: ClusterSpec, **changes: Any) -> ClusterSpec:
     """The cluster with another site."""
     return msgspec.structs.replace(cluster, site=msgspec.structs.replace(cluster.site, **changes))
@@ -210,8 +213,8 @@ def plan(
         communication=CommunicationEstimate(),
         step=StepEstimate(**dict.fromkeys(StepEstimate.__struct_fields__, 1.0)),
         memory_limit_bytes=80e9,
-        total_parameters=8_030_261_248,
-        active_parameters=8_030_261_248,
+        total_parameters=PARAMETERS.get(model.name, 1_000_000_000),
+        active_parameters=PARAMETERS.get(model.name, 1_000_000_000),
     )
 
 

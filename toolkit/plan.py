@@ -60,7 +60,7 @@ def load(text: str | bytes, where: str = "plan.json") -> Plan:
     """Read ``plan.json`` back; raises ToolkitError naming the path inside the file."""
     try:
         values = msgspec.json.decode(text)
-        if not isinstance(values, dict) or "strategy" not in values:
+        if not isinstance(values, dict) or not isinstance(values.get("strategy"), dict):
             raise ToolkitError(f"{where} is not a plan", remedy="make one with: toolkit plan ... --out DIR")
         schema = values.pop("schema", None)
         if schema != SCHEMA:

@@ -97,6 +97,9 @@ def to_json(strategy: Strategy) -> dict[str, Any]:
 def from_json(values: dict[str, Any]) -> Strategy:
     """The inverse of :func:`to_json`; raises ``msgspec.ValidationError`` or ``ValueError``."""
     values = dict(values)
-    values["recompute"] = RECOMPUTE.index(values.get("recompute", "none"))
-    values["offload"] = OFFLOAD.index(values.get("offload", "none"))
+    for name, known in (("recompute", RECOMPUTE), ("offload", OFFLOAD)):
+        given = values.get(name, "none")
+        if given not in known:
+            raise ValueError(f"strategy.{name} is {given!r}, not one of {', '.join(known)}")
+        values[name] = known.index(given)
     return msgspec.convert(values, Strategy)

@@ -43,7 +43,7 @@ def test_directives_of_a_gpu_job() -> None:
         "#SBATCH --output=%x-%j.out",
         "#SBATCH --partition=gpu",
         "#SBATCH --requeue",
-        "#SBATCH --signal=B:USR1@120",
+        "#SBATCH --signal=B:USR1@260",
         "#SBATCH --time=12:00:00",
     ]
 
@@ -171,7 +171,7 @@ def test_what_srun_and_torchrun_are_given(cluster: FakeCluster) -> None:
         "--nnodes=2",
         "--nproc-per-node=8",
         "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
-        "--shutdown-timeout=120",
+        "--shutdown-timeout=260",
         "--max-restarts=1",
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint=n1:{20000 + 1234567 % 10000}",

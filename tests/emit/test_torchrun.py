@@ -29,7 +29,7 @@ def test_one_node(cluster: FakeCluster) -> None:
         "--nnodes=1",
         "--nproc-per-node=2",
         "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
-        "--shutdown-timeout=182",
+        "--shutdown-timeout=120",
         "--standalone",
         "--max-restarts=0",
         "-m",

@@ -50,7 +50,7 @@ def threads(plan: Plan) -> int:
     """Cores of a node divided by its processes; at most 8 unless the optimizer runs on them."""
     cluster = plan.cluster
     cores = cluster.site.cpus_per_node or cluster.host_cores
-    each = max(1, cores // cluster.gpus_per_node)
+    each = max(1, cores // max(1, cluster.gpus_per_node))
     return each if plan.strategy.offload else min(each, MOST_THREADS)
 
 

@@ -10,13 +10,14 @@ import msgspec
 from toolkit import strategy as strategies
 from toolkit.emit import environment, shell
 from toolkit.emit.refusals import require_layout
-from toolkit.errors import Problems
+from toolkit.errors import Problems, ToolkitError
 from toolkit.plan import Plan
 
 PROGRAMS = ("finetune", "pretrain")
 LEAST_STOP_SECONDS = 120
 # bf16 weights, fp32 master copy and both Adam moments: what one checkpoint holds
 CHECKPOINT_BYTES_PER_PARAMETER = 14.0
+ASSUMED_STORAGE_BYTES_PER_SECOND = 2.0e9  # assumed where the cluster does not say: a modest shared file system
 TIME_LIMIT = re.compile(
     r"(?P<minutes>\d+)|(?:(?P<days>\d+)-)?(?P<hours>\d+):(?P<m>\d+):(?P<s>\d+)|(?P<mm>\d+):(?P<ss>\d+)"
     r"|(?P<d>\d+)-(?P<h>\d+)(?::(?P<hm>\d+))?"
@@ -56,6 +57,10 @@ def assignments(plan: Plan, files: Files) -> list[str]:
             shell.refuse_lines(problems, "setup_command", site.setup_command)
         for module in site.modules:
             shell.refuse_lines(problems, "module", module)
+        try:
+            environment.variables(plan)
+        except ToolkitError as error:
+            problems.absorb(error)
     variables: dict[str, str | int | tuple[str, ...]] = {
         "deepspeed_file": files.deepspeed,
         "gpus_per_node": gpus_per_node(plan),
@@ -96,12 +101,11 @@ def stop_seconds(plan: Plan) -> int:
 
     One step may have just begun, and writing may take twice as long as on a quiet file system; Slurm's
     clock ticks once a minute. At least 120 s, at most half of the time limit. ``t_save`` is the
-    checkpoint's bytes over the storage bandwidth, or 60 s where that is not known.
+    checkpoint's bytes over the storage bandwidth.
     """
     cluster = plan.cluster
-    saving = 60.0
-    if cluster.storage_bandwidth_bytes_per_second:
-        saving = CHECKPOINT_BYTES_PER_PARAMETER * plan.total_parameters / cluster.storage_bandwidth_bytes_per_second
+    storage = cluster.storage_bandwidth_bytes_per_second or ASSUMED_STORAGE_BYTES_PER_SECOND
+    saving = CHECKPOINT_BYTES_PER_PARAMETER * plan.total_parameters / storage
     wanted = max(LEAST_STOP_SECONDS, math.ceil(2.0 * (plan.step.seconds + saving)) + 60)
     limit = limit_seconds(cluster.site.time_limit)
     return min(wanted, max(1, limit // 2)) if limit else wanted

@@ -1,0 +1,98 @@
+#!/bin/bash
+# tiny: deepspeed zero2 dp2 mb2x2
+# for 1 x 2 cpu (local-cpu)
+# Written by toolkit 0.1.0: change the plan, not this file.
+set -euo pipefail
+export OMP_NUM_THREADS=1
+export TOKENIZERS_PARALLELISM=false
+deepspeed_file=ds_config.json
+gpus_per_node=0
+megatron_file=''
+modules=()
+nodes=1
+plan_file=plan.json
+planned_processes=2
+processes_per_node=2
+program=recipes.finetune.train
+setup_command=''
+stop_seconds=120
+case ${BASH_SOURCE[0]} in
+  -*/*) directory=./${BASH_SOURCE[0]%/*} ;;
+  */*) directory=${BASH_SOURCE[0]%/*} ;;
+  *) directory=. ;;
+esac
+directory=${directory:-/}
+output_directory=$directory/run
+
+# ---- From here on the script is the same for every plan. ---------------------------------------------
+fail() {
+  printf 'error: %s\n' "$1" >&2
+  if [ -n "${2:-}" ]; then printf '  %s\n' "$2" >&2; fi
+  exit 2
+}
+
+: "${directory:?}" "${plan_file:?}" "${program:?}" "${output_directory:?}"
+: "${nodes:?}" "${processes_per_node:?}" "${stop_seconds:?}" "${planned_processes:?}"
+
+# The program's own arguments; what the script was given comes last and wins.
+arguments=(--plan "$directory/$plan_file")
+if [ -n "${deepspeed_file:-}" ]; then arguments+=(--deepspeed "$directory/$deepspeed_file"); fi
+if [ -n "${megatron_file:-}" ]; then arguments+=(--megatron "$directory/$megatron_file"); fi
+arguments+=(--output-dir "$output_directory" "$@")
+previous=
+for word in "${arguments[@]}"; do
+  if [ "$previous" = --output-dir ]; then output_directory=$word; fi
+  case $word in --output-dir=*) output_directory=${word#*=} ;; esac
+  previous=$word
+done
+
+[ -r "$directory/$plan_file" ] || fail "there is no $directory/$plan_file on $(uname -n)" \
+  "write the files where every node sees them: toolkit emit plan.json --out DIR"
+[ $((nodes * processes_per_node)) = "$planned_processes" ] || fail \
+  "$nodes nodes x $processes_per_node processes is not the $planned_processes processes of the plan" "plan again"
+
+# The site's own way to the software. Its scripts may use unset variables.
+set +u
+if [ "${#modules[@]}" -gt 0 ]; then
+  for script in /etc/profile.d/lmod.sh /etc/profile.d/modules.sh; do
+    # shellcheck disable=SC1090
+    if ! type module >/dev/null 2>&1 && [ -r "$script" ]; then . "$script"; fi
+  done
+  module load "${modules[@]}"
+fi
+if [ -n "${setup_command:-}" ]; then eval "$setup_command"; fi
+set -u
+
+if [ "${container_runtime:-none}" = none ]; then
+  command -v torchrun >/dev/null || fail "torchrun is not on PATH" \
+    "activate the environment first, or name the command that does as setup_command of the site"
+fi
+if [ -e "$output_directory/FINISHED" ]; then
+  echo "already finished: $output_directory/FINISHED (remove it, or give another --output-dir, to train again)"
+  exit 0
+fi
+mkdir -p -- "$output_directory"
+
+launch=(torchrun
+  --nnodes="$nodes"
+  --nproc-per-node="$processes_per_node"
+  # without SIGUSR1 in this list the signal kills torchrun, and nothing is saved
+  --signals-to-handle='SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1'
+  # time for the workers to save before torchrun kills them (its own default is 30 s)
+  --shutdown-timeout="$stop_seconds")
+
+# ---- torchrun on this machine, or on each of several (c10d, so no node needs a rank). -------------
+if [ "$nodes" = 1 ]; then
+  launch+=(--standalone)
+else
+  [ -n "${RDZV_ENDPOINT:-}" ] || fail "this plan is for $nodes nodes" \
+    "start this script on each of them with RDZV_ENDPOINT=HOST:PORT and RDZV_ID=NAME, or use: sbatch train.sbatch"
+  launch+=(--rdzv-backend=c10d --rdzv-endpoint="$RDZV_ENDPOINT" --rdzv-id="${RDZV_ID:?the same name on every node}")
+fi
+if [ "${gpus_per_node:?}" -gt 0 ] && command -v nvidia-smi >/dev/null; then
+  found=$(nvidia-smi --query-gpu=index --format=csv,noheader | wc -l)
+  [ "$found" -ge "$gpus_per_node" ] || fail "this machine has $found GPUs, the plan needs $gpus_per_node per node" \
+    "plan again for this machine with toolkit plan --gpus $found"
+fi
+echo "start: $nodes x $processes_per_node processes of $program, output in $output_directory"
+exec "${launch[@]}" --max-restarts=0 -m "$program" "${arguments[@]}"
