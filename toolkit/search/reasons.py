@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from toolkit.estimate.verdict import VERDICTS
 from toolkit.search.planner import Block, Choice, SearchResult
+from toolkit.search.rank import PRICE_OF_RUNG, RUNGS, ladder, rung
 from toolkit.search.request import Request
 from toolkit.strategy import OFFLOAD, RECOMPUTE, Strategy, describe
 from toolkit.units import format_bytes, format_seconds
@@ -24,7 +26,7 @@ _CHOICES = (
 
 def reasons(request: Request, result: SearchResult, choice: Choice) -> tuple[str, ...]:
     """Sentences for one choice: its place on the ladder, then each degree against its absence."""
-    said = [_ladder_reason(result, choice)]
+    said = [_ladder_reason(result, choice), *_faster_but_lower(request, result, choice)]
     for field, words, absent in _CHOICES:
         value = getattr(choice.strategy, field)
         if value != absent and field not in request.pins:
@@ -36,8 +38,6 @@ def reasons(request: Request, result: SearchResult, choice: Choice) -> tuple[str
 
 def _ladder_reason(result: SearchResult, choice: Choice) -> str:
     """Why the plan is not on a lower rung."""
-    from toolkit.search.rank import RUNGS, ladder, rung
-
     mine = int(rung(choice.strategy))
     lower = [step for step in ladder(result.blocks) if RUNGS.index(step.name) < mine]
     limit = format_bytes(choice.limit_bytes)
@@ -57,6 +57,40 @@ def _ladder_reason(result: SearchResult, choice: Choice) -> str:
     if not parts:
         return f"{RUNGS[mine]}: a lower rung is faster and ranked before it"
     return f"{RUNGS[mine]}: " + ". ".join(parts)
+
+
+def _faster_but_lower(request: Request, result: SearchResult, choice: Choice) -> list[str]:
+    """The fastest plans, fitting and tight, where this one is ranked before them for being simpler or smaller."""
+    if request.objective == "memory":
+        return []
+    mine, said = choice.estimate.step.seconds, []
+    for verdict in ("fits", "tight"):
+        fastest = _fastest(result.blocks, VERDICTS.index(verdict))
+        if fastest is None or fastest[0] >= mine:
+            continue
+        seconds, strategy = fastest
+        gain = f"{describe(strategy)} is {1.0 - seconds / mine:.1%} faster"
+        if verdict == "tight":
+            said.append(f"{gain} but tight: plans that fit are ranked first")
+        else:
+            kind = int(rung(strategy))
+            said.append(
+                f"{gain}, which is within the error of the estimates: {RUNGS[kind]} goes before simpler plans "
+                f"from about {PRICE_OF_RUNG[kind]:.0%} on"
+            )
+    return said
+
+
+def _fastest(blocks: list[Block], verdict: int) -> tuple[float, Strategy] | None:
+    import numpy
+
+    best: tuple[float, Strategy] | None = None
+    for block in blocks:
+        seconds = numpy.where(block.verdict == verdict, block.seconds, numpy.inf)
+        row = int(seconds.argmin())
+        if numpy.isfinite(seconds[row]) and (best is None or seconds[row] < best[0]):
+            best = (float(seconds[row]), block.strategy.take(row))
+    return best
 
 
 def _against(result: SearchResult, choice: Choice, field: str, absent: int, words: str) -> str:
