@@ -15,6 +15,8 @@ from tests.plans import LAPTOP, TINY, plan
 from toolkit import plan as plans
 from toolkit.emit import deepspeed
 from toolkit.plan import Plan
+from toolkit.record import StepRecord
+from toolkit.runtime.telemetry import read_steps
 
 PROGRAM = "recipes.finetune.train"
 SEQUENCE_LENGTH, GLOBAL_BATCH = 128, 16
@@ -90,3 +92,10 @@ def start(path: Path, ranks: int, *arguments: str, **more: str) -> subprocess.Co
     return subprocess.run(
         command(path, ranks, *arguments), capture_output=True, text=True, timeout=300, env=environment(**more)
     )
+
+
+def steps(made: Plan, folder: Path, *arguments: str) -> list[StepRecord]:
+    """Run to the end, which must be a good one, and return the telemetry."""
+    done = start(write(made, folder), made.strategy.dp, *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return read_steps(folder / "run")

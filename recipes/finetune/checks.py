@@ -84,6 +84,9 @@ def _check_contract(problems: Problems, plan: Plan) -> None:
             problems.add(
                 f"{name} {getattr(contract, name)!r} is not one of {', '.join(allowed)}", "change it in the recipe"
             )
+    for name in ("model", "dataset"):
+        if not getattr(contract, name):
+            problems.add(f"the contract names no {name}", f"plan with a --recipe, or set contract.{name} in plan.json")
     longest = plan.model.max_position_embeddings
     if longest and contract.sequence_length > longest:
         problems.add(

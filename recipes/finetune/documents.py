@@ -13,6 +13,8 @@ from toolkit.errors import ToolkitError
 SAMPLE = Path(__file__).parent.parent / "data" / "sample.txt"
 FORMS = '{"text"}, {"prompt", "completion"} or {"messages"}'
 
+REMEDY = "set it to 'sample', a .jsonl, .parquet or .txt file, or a hub name with a train split"
+
 
 class Segment(NamedTuple):
     """A piece of a document; only ``trained`` pieces enter the loss (a prompt does not)."""
@@ -30,7 +32,7 @@ class Document(NamedTuple):
 
 def local_file(dataset: str) -> Path | None:
     """The file that a dataset's name stands for, or None where it is a name of the hub."""
-    if dataset in ("", "sample"):
+    if dataset == "sample":
         return SAMPLE
     path = Path(dataset).expanduser()
     return path if path.exists() or path.suffix in (".txt", ".md", ".jsonl", ".json", ".parquet") else None
@@ -41,14 +43,14 @@ def read_documents(dataset: str) -> Iterator[Document]:
 
     Raises ToolkitError for a file that is missing, unreadable or has rows of another form.
     """
+    if not dataset:
+        raise ToolkitError("the contract names no dataset", remedy=REMEDY)
     path = local_file(dataset)
     if path is None:
         return _rows_to_documents(_hub_rows(dataset), dataset)
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
-        raise ToolkitError(
-            f"dataset {dataset!r} {what}", remedy="give 'sample', a .jsonl, .parquet or .txt file, or a hub name"
-        )
+        raise ToolkitError(f"dataset {dataset!r} {what}", remedy=REMEDY)
     if path.suffix in (".jsonl", ".json"):
         return _rows_to_documents(_json_rows(path), str(path))
     if path.suffix == ".parquet":
@@ -103,6 +105,6 @@ def _hub_rows(dataset: str) -> Iterator[Mapping[str, Any]]:
     except Exception as error:  # the library raises many kinds: network, name, split, format
         raise ToolkitError(
             f"dataset {dataset!r} is neither a local file nor a data set of the hub that can be read: {error}",
-            remedy="give 'sample', a .jsonl, .parquet or .txt file, or a hub name with a train split",
+            remedy=REMEDY,
         ) from error
     return itertools.chain(rows)

@@ -130,6 +130,7 @@ def load_model(plan: Plan, tokenizer: Any) -> tuple[Any, str]:
     half = plan.strategy.framework == "deepspeed" or contract.method != "full"
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(contract.precision) if half else None
     keywords: dict[str, Any] = {"dtype": dtype or torch.float32, "attn_implementation": _attention(plan)}
+    transformers.set_seed(contract.seed)
     try:
         if source and has_weights(source):
             model = transformers.AutoModelForCausalLM.from_pretrained(source, **_quantization(plan), **keywords)
@@ -200,10 +201,13 @@ def count_parameters(model: Any) -> int:
 
 
 def _check_size(plan: Plan, model: Any) -> None:
-    counted = count_parameters(model)
-    if plan.contract.method != "qlora" and plan.total_parameters and counted != plan.total_parameters:
+    """Refuse another model than the planned one; what a text model leaves out (a vision tower) may be missing."""
+    counted, planned = count_parameters(model), plan.total_parameters
+    text_only = planned - sum(plan.model.other_parameters.values())
+    fits = any(abs(counted - expected) <= 0.001 * expected for expected in (planned, text_only))
+    if planned and not fits and plan.contract.method != "qlora":  # packed weights have fewer elements
         raise ToolkitError(
-            f"the model has {counted:,} parameters, the plan was made for {plan.total_parameters:,}",
+            f"the model has {counted:,} parameters, the plan was made for {planned:,}",
             remedy="plan again with --model set to the model that is trained",
         )
 

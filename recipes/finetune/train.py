@@ -109,7 +109,8 @@ def _prepare_environment(plan: Plan, folder: Path) -> list[str]:
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     if checks.is_cpu(plan):
         os.environ["DS_ACCELERATOR"] = "cpu"
-    return ["wandb"] if wandb_reporting(folder, os.environ) else []
+    rank = int(os.environ.get("RANK", "0"))
+    return ["wandb"] if wandb_reporting(folder, os.environ, rank) else []
 
 
 def _train(
@@ -141,6 +142,9 @@ def _train(
     total = schedule.total_steps(plan.contract, len(train_blocks.tokens))
     last = training.max_steps = min(total, options.max_steps) if options.max_steps > 0 else total
     start = ranks.on_first_rank(lambda: resume.newest(plan, folder), rank)
+    if start and (reached := checkpoint.facts(folder / start)["step"]) >= last < total:
+        say(f"{folder / start} is at step {reached} already, --max-steps is {last}", flush=True)
+        return 0
     model, said = models.load_model(plan, tokenizer)
     say(f"model: {plan.model.name}, {models.count_parameters(model):,} parameters, {said}")
     say(

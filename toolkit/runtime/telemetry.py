@@ -126,11 +126,11 @@ def read_steps(directory: str | Path) -> list[StepRecord]:
     return [steps[number] for number in sorted(steps)]
 
 
-def wandb_reporting(directory: str | Path, environment: MutableMapping[str, str]) -> bool:
+def wandb_reporting(directory: str | Path, environment: MutableMapping[str, str], rank: int = 0) -> bool:
     """Whether to report to wandb: only where the user has set a ``WANDB_`` variable, and offline unless told.
 
-    The run keeps one identity over restarts: its id is stored beside the telemetry and put into
-    ``environment`` for the wandb library to find.
+    The run keeps one identity over restarts: rank 0, which alone reports, stores its id beside the telemetry
+    and puts it into ``environment`` for the wandb library to find.
     """
     if not any(name.startswith("WANDB_") for name in environment):
         return False
@@ -138,8 +138,9 @@ def wandb_reporting(directory: str | Path, environment: MutableMapping[str, str]
         return False
     environment.setdefault("WANDB_MODE", "offline")
     environment.setdefault("WANDB_RESUME", "allow")
+    environment.setdefault("WANDB_DIR", str(directory))
     identity = Path(directory) / "wandb_run_id"
-    if "WANDB_RUN_ID" not in environment:
+    if rank == 0 and "WANDB_RUN_ID" not in environment:
         if not identity.exists():
             identity.parent.mkdir(parents=True, exist_ok=True)
             write_durably(identity, os.urandom(8).hex().encode())
