@@ -54,10 +54,11 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def select(self, rows: Any) -> Strategy:
         """The column strategy of the rows that a mask or an index array picks."""
-        values = {name: getattr(self, name) for name in self.__struct_fields__}
-        return Strategy(
-            **{name: value if isinstance(value, (str, int)) else value[rows] for name, value in values.items()}
-        )
+        values: dict[str, Any] = {name: getattr(self, name) for name in self.__struct_fields__}
+        picked: dict[str, Any] = {
+            name: value if isinstance(value, (str, int)) else value[rows] for name, value in values.items()
+        }
+        return Strategy(**picked)
 
 
 def describe(strategy: Strategy) -> str:

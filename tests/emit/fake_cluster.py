@@ -46,14 +46,16 @@ FAKES = {
         done
         exit "$highest" """,
     "scontrol": r"""
-        case $1 in
-          show) for ((i = 1; i <= ${FAKE_HOSTS:-2}; i++)); do echo "n$i"; done ;;
-          requeue) echo "$2" >> "$RECORD/requeue" ;;
+        case $1-$2 in
+          show-node) echo "NodeName=$4 NodeAddr=10.1.2.3 NodeHostName=$4" ;;
+          show-*) for ((i = 1; i <= ${FAKE_HOSTS:-2}; i++)); do echo "n$i"; done ;;
+          requeue-*) echo "$2" >> "$RECORD/requeue" ;;
         esac""",
     "apptainer": r"""
         printf '%s\0' "$@" > "$RECORD/apptainer"
         while [ "$1" != torchrun ]; do shift; done
         exec "$@" """,
+    "getent": '[ -z "${FAKE_UNRESOLVED:-}" ]',
     "nvidia-smi": 'for ((i = 0; i < ${FAKE_GPUS:-8}; i++)); do echo "GPU $i: test (UUID: GPU-$i)"; done',
     "module": 'printf "%s\\0" "$@" > "$RECORD/module"',
 }

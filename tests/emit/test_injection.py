@@ -175,7 +175,7 @@ def test_every_attack_in_every_directive_and_comment(attack: str) -> None:
             continue
         head = text.partition("# ---- From here on")[0].splitlines()
         assert all(
-            re.match(r"#|set -euo pipefail$|export [A-Z_]+=|[a-z_]+=|cd -- \"\$SLURM_SUBMIT_DIR\"$|$", line)
+            re.match(r"#|set -euo pipefail$|export [A-Z_]+=|[a-z_]+=|cd -- \"\$\{SLURM_SUBMIT_DIR:[^\"]*\"$|$", line)
             for line in head
         ), head
         directives = [line for line in head if line.startswith("#SBATCH")]

@@ -159,11 +159,12 @@ def cluster(tmp_path: Path) -> FakeCluster:
 def test_what_srun_and_torchrun_are_given(cluster: FakeCluster) -> None:
     done = cluster.run(written(cluster, PLANS["zero3"]), "--max-steps", "5", "a b")
     assert done.returncode == 0, done.stderr
-    assert cluster.words("srun")[:6] == [
+    assert cluster.words("srun")[:7] == [
         "--nodes=2",
         "--ntasks=2",
         "--ntasks-per-node=1",
         "--kill-on-bad-exit=1",
+        "--export=ALL",
         "--cpus-per-task=96",
         "bash",
     ]
@@ -198,6 +199,19 @@ def test_what_srun_and_torchrun_are_given(cluster: FakeCluster) -> None:
     assert not {"MASTER_ADDR", "MASTER_PORT"} & environment.keys()
     assert environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
     assert environment["OMP_NUM_THREADS"] == "8"
+
+
+def test_a_node_name_that_does_not_resolve_is_replaced_by_its_address(cluster: FakeCluster) -> None:
+    # otherwise torchrun tries for 105 s and fails
+    done = cluster.run(written(cluster, PLANS["zero3"]), FAKE_UNRESOLVED="1")
+    assert done.returncode == 0, done.stderr
+    assert cluster.words("torchrun.0")[6] == f"--rdzv-endpoint=10.1.2.3:{20000 + 1234567 % 10000}"
+
+
+def test_run_without_sbatch_it_says_so(cluster: FakeCluster) -> None:
+    del cluster.environment["SLURM_SUBMIT_DIR"]
+    done = cluster.run(written(cluster, PLANS["zero3"]))
+    assert done.returncode != 0 and "submit this script with sbatch" in done.stderr
 
 
 def test_cpus_per_task_of_the_job_reach_the_step(cluster: FakeCluster) -> None:

@@ -21,7 +21,7 @@ def batch_script(plan: Plan, files: script.Files) -> str:
     lines = ["#!/bin/bash", *directives(plan), *script.title(plan), *script.assignments(plan, files)]
     lines += _container(plan)
     lines += script.location(files.directory or ".", files.output_directory)
-    lines.append('cd -- "$SLURM_SUBMIT_DIR"')
+    lines.append('cd -- "${SLURM_SUBMIT_DIR:?submit this script with sbatch}"')
     return "\n".join(lines) + "\n\n" + shell.body("common") + "\n" + shell.body("slurm")
 
 

@@ -6,17 +6,23 @@ max_requeues=${MAX_REQUEUES:-50}
 
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")   # no "| head": SIGPIPE under pipefail
 first_host=${hosts%%$'\n'*}
+meeting=$first_host
+if ! getent hosts "$first_host" >/dev/null; then         # a node name that is no host name: Slurm knows the address
+  address=$(scontrol show node -o "$first_host" || true)
+  case $address in *NodeAddr=*) address=${address#*NodeAddr=} && meeting=${address%%[[:space:]]*} ;; esac
+fi
 port=$((20000 + SLURM_JOB_ID % 10000))                   # jobs that share a node must not share a port
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1              # with --max-restarts: stale addresses otherwise
 exported+=(TORCH_DISABLE_SHARE_RDZV_TCP_STORE)
 launch+=(
   --max-restarts=1
   --rdzv-backend=c10d
-  --rdzv-endpoint="$first_host:$port"
+  --rdzv-endpoint="$meeting:$port"
   --rdzv-id="$SLURM_JOB_ID-$restart"
   -m "$program" "${arguments[@]}")
 
 step=(srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --kill-on-bad-exit=1
+  --export=ALL                                           # also after sbatch --export=NONE
   --cpus-per-task="${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}")   # srun does not inherit it (22.05)
 mounts=("$PWD:$PWD" "${container_mounts[@]}")
 case ${container_runtime:?} in
@@ -74,7 +80,7 @@ request_stop() {
 trap request_stop USR1
 
 echo "start: job $SLURM_JOB_ID restart $restart, $nodes x $processes_per_node = $planned_processes processes of $program"
-echo "nodes: ${hosts//$'\n'/ } rendezvous: $first_host:$port output: $output_directory"
+echo "nodes: ${hosts//$'\n'/ } rendezvous: $meeting:$port output: $output_directory"
 rc=0
 if [ "$stop_requested" = 0 ]; then
   # in the background: the shell runs no trap while it waits for a command in the foreground
