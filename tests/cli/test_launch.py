@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,9 @@ from click.testing import CliRunner
 from tests import finetune_runs
 from toolkit import plan as plans
 from toolkit.cli.launch import command
-from toolkit.errors import ToolkitError
+from toolkit.errors import NoFeasiblePlan, ToolkitError
+from toolkit.registry.recipes import load_recipe
+from toolkit.runtime.telemetry import read_steps
 
 
 @pytest.fixture
@@ -74,3 +78,33 @@ def test_bad_files_are_sentences(tmp_path: Path) -> None:
         launch(str(tmp_path / "other.json"), "--dry-run")
     with pytest.raises(ToolkitError, match="--json is for"):
         launch(str(tmp_path / "other.json"))
+
+
+LOCAL = ("tiny", "--cluster", "local-cpu", "--gpus", "2", "--framework", "deepspeed", "--zero", "2")
+
+
+def test_a_recipe_is_planned_for_the_cluster(tmp_path: Path) -> None:
+    document = launch(*LOCAL, "--dry-run", "--out", str(tmp_path / "run"))
+    made = plans.load((tmp_path / "run" / "plan.json").read_bytes())
+    assert (made.recipe, made.strategy.dp, made.strategy.zero_stage) == ("tiny@1", 2, 2)
+    assert made.contract == load_recipe("tiny").contract
+    assert document["command"] == ["bash", str(tmp_path / "run" / "launch.sh")]
+
+
+def test_unknown_recipes_and_impossible_wishes(tmp_path: Path) -> None:
+    with pytest.raises(ToolkitError, match="did you mean tiny"):
+        launch("tinny", *LOCAL[1:], "--dry-run", "--out", str(tmp_path))
+    with pytest.raises(NoFeasiblePlan):
+        launch(*LOCAL, "--micro-batch", "5", "--dry-run", "--out", str(tmp_path))
+    with pytest.raises(ToolkitError, match="--gpus is missing"):
+        launch("tiny", "--cluster", "local-cpu", "--dry-run", "--out", str(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_recipe_is_planned_emitted_and_trained_by_one_command(tmp_path: Path) -> None:
+    start = [sys.executable, "-m", "toolkit", "launch", *LOCAL, "--out", str(tmp_path / "run")]
+    environment = finetune_runs.environment(PATH="/usr/bin:/bin")  # torchrun is found beside the interpreter
+    done = subprocess.run([*start, "--", "--max-steps", "3"], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [step.step for step in read_steps(tmp_path / "run" / "run")] == [1, 2, 3]

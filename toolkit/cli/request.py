@@ -136,7 +136,7 @@ def _contract(
     base = recipe.contract if recipe else Contract(model=model.name)
     changes: dict[str, Any] = {}
     if options.get("params") or options.get("model"):
-        changes["model"] = options.get("model") or model.name
+        changes["model"] = _from_anywhere(options["model"]) if options.get("model") else model.name
     method = options.get("method") or base.method
     changes["method"] = method
     changes["precision"] = _precision(options, recipe, cluster, said)
@@ -173,6 +173,18 @@ def _contract(
             remedy=f"use --sequence-length {model.learned_positions} or less",
         )
     return contract
+
+
+def _from_anywhere(name: str) -> str:
+    """A path as the training program finds it from another directory; names stay as they are."""
+    from pathlib import Path
+
+    path = Path(name).expanduser()
+    return (
+        str(path.absolute())
+        if ("/" in name or name.endswith(".json") or name in (".", "..")) and path.exists()
+        else name
+    )
 
 
 def _precision(options: dict[str, Any], recipe: Recipe | None, cluster: ClusterSpec, said: list[str]) -> str:
