@@ -15,8 +15,8 @@ TARGET = Path(__file__).parents[2] / "toolkit" / "decode" / "defaults.json"
 # what never changes the number or the division of parameters
 IRRELEVANT = re.compile(
     r"token_id|token_index|dropout|drop|initializer|_init|use_cache|eps|epsilon|hidden_act|activation|id2label|label2id"
-    r"|transformers_version|chunk_size|return_dict|problem_type|^output_|rope|torch|dtype|_std|summary|scor|router_aux"
-    r"|router_jitter|norm_topk|topk_method|topk_group|n_group|scaling|scale_attn|multiplier|logit|limit|time_step_(min|max|floor)"
+    r"|transformers_version|chunk_size|return_dict|problem_type|^output_|^rope|rope_(theta|scaling|param)|no_rope|torch|dtype|_std|summary|scor|router_aux"
+    r"|router_jitter|norm_topk|topk_method|topk_group|^n_group$|scaling|scale_attn|multiplier|logit|limit|time_step_(min|max|floor)"
     r"|kernels|mambapy|scan|residual_in|rescale|pretraining_tp|architectures|is_encoder|is_decoder|beta|alpha|loss|clip"
     r"|softcapping|logits|causal_mask|prefix|softmax|select_strategy|seq_length|num_image|mm_tokens|query_pre"
 )

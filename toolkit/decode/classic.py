@@ -29,7 +29,7 @@ def _classic(read: Reader, **differences: object) -> Fields:
 def _gpt2(read: Reader) -> Fields:
     fields = _classic(read, fused_qkv=True)
     fields["intermediate_size"] = read.count("n_inner", default=4 * fields["hidden_size"])
-    fields["learned_positions"] = read.count("n_positions")
+    fields["learned_positions"] = read.count("n_positions", "max_position_embeddings")
     if read.flag("add_cross_attention"):
         read.problems.add(
             "add_cross_attention is true: an encoder-decoder is not supported", "plan decoder-only models"
@@ -38,7 +38,9 @@ def _gpt2(read: Reader) -> Fields:
 
 
 def _openai_gpt(read: Reader) -> Fields:
-    return _classic(read, fused_qkv=True, learned_positions=read.count("n_positions"), final_norm=False)
+    return _classic(
+        read, fused_qkv=True, learned_positions=read.count("n_positions", "max_position_embeddings"), final_norm=False
+    )
 
 
 def _gpt_bigcode(read: Reader) -> Fields:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from toolkit.decode.common import Fields, bias, heads, trunk, window
-from toolkit.decode.reader import Reader
+from toolkit.decode.reader import Reader, Unsupported
 
 Extra = Callable[[Reader, Fields], Fields]
 
@@ -88,6 +88,16 @@ def _cohere(read: Reader, fields: Fields) -> Fields:
     return {"qk_norm": "full" if read.flag("use_qk_norm") else "none"}
 
 
+def _helium(read: Reader, fields: Fields) -> Fields:
+    if fields["num_attention_heads"] * fields["head_dim"] != fields["hidden_size"]:
+        raise Unsupported("helium whose heads together are not as wide as hidden_size")
+    return {}
+
+
+def _sinks(read: Reader, fields: Fields) -> Fields:
+    return {"attention_sinks": True}
+
+
 def _hyperclovax(read: Reader, fields: Fields) -> Fields:
     return {"norms_per_layer": 4 if read.flag("use_post_norm") else 2}
 
@@ -136,7 +146,8 @@ FAMILIES: dict[str, Dense] = {
     "cohere": Dense(_ALL, _ALL, norms=1, extra=_cohere),
     "cohere2": Dense(_ALL, _ALL, norms=1, window_period=4),
     "granite": Dense(_ALL, _ALL, "mlp_bias"),
-    "helium": Dense(_ALL, False, "mlp_bias"),
+    "granite_swa": Dense(_ALL, _ALL, "mlp_bias", extra=_sinks),
+    "helium": Dense(_ALL, False, "mlp_bias", extra=_helium),
     "glm": Dense(_ALL, fused_gate_up=True),
     "glm4": Dense(_ALL, norms=4, fused_gate_up=True),
     "exaone": LLAMA,

@@ -15,7 +15,6 @@ _SAME = {
     "glm4v_text": "glm4",
     "glm4v_moe_text": "glm4_moe",
     "kimi_k2": "deepseek_v3",
-    "granite_swa": "granite",
     "exaone_v3": "exaone",
 }
 ALIASES = {"kimi_k25_text": "kimi_k2", "mixtral8x7b": "mixtral", "refinedweb": "falcon", "refinedwebmodel": "falcon"}

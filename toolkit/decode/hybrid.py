@@ -21,6 +21,13 @@ def _letters(read: Reader, layers: int, other: str, key: str = "layer_types") ->
     return None if kinds is None else "".join("A" if kind in _ATTENTION else other for kind in kinds)
 
 
+def _untied(read: Reader, fields: Fields) -> Fields:
+    """Families whose modelling file never ties the head, whatever the flag says."""
+    if fields["tie_word_embeddings"]:
+        read.notes.append(f"tie_word_embeddings is ignored: {read.family} does not tie its head")
+    return fields | {"tie_word_embeddings": False}
+
+
 def _rank(read: Reader, key: str, hidden: int) -> int:
     """Rank of the time step; ``auto`` is a sixteenth of the width, rounded up."""
     value = read.raw(key)
@@ -191,7 +198,7 @@ def _nemotron_h(read: Reader) -> Fields:
         )
         pattern = "M"
     read.values = {"num_hidden_layers": len(pattern)} | read.values
-    fields = trunk(read)
+    fields = _untied(read, trunk(read))
     if len(pattern) != fields["num_hidden_layers"]:
         read.problems.add(
             f"hybrid_override_pattern has {len(pattern)} letters, num_hidden_layers is {fields['num_hidden_layers']}",
@@ -230,6 +237,8 @@ def _zamba(read: Reader) -> Fields:
     kinds = read.items("layers_block_type", str, layers)
     if kinds is None:
         raise Unsupported("zamba without layers_block_type")
+    if not fields["tie_word_embeddings"]:
+        raise Unsupported("zamba with an untied head, which unties its shared transformers too")
     number, width = read.count("num_attention_heads", core=True), read.count("intermediate_size", core=True)
     groups = read.count("num_key_value_heads", default=number)
     head_dim = read.count("attention_head_dim", default=2 * hidden // number)
@@ -265,6 +274,8 @@ def _zamba2(read: Reader) -> Fields:
     kinds = read.items("layers_block_type", str, layers)
     if kinds is None:
         raise Unsupported("zamba2 without layers_block_type")
+    if not fields["tie_word_embeddings"]:
+        raise Unsupported("zamba2 with an untied head, which unties its shared transformers too")
     hybrids = sum(kind == "hybrid" for kind in kinds)
     number, width = read.count("num_attention_heads", core=True), read.count("intermediate_size", default=4 * hidden)
     groups, wide = read.count("num_key_value_heads", default=number), 2 * hidden
@@ -304,6 +315,8 @@ def _linear(read: Reader, layers: int) -> Fields:
     if mixers is None:
         every = read.count("full_attention_interval", default=4)
         mixers = "".join("L" if (i + 1) % every else "A" for i in range(layers))
+        if read.family == "olmo_hybrid" and "A" not in mixers:
+            mixers = mixers[:-1] + "A"
     return {
         "mixers": mixers,
         "conv_kernel": read.count("linear_conv_kernel_dim"),
@@ -344,7 +357,7 @@ def _olmo_hybrid(read: Reader) -> Fields:
 
 def _kimi_linear(read: Reader) -> Fields:
     """Kimi delta attention (decay per channel) beside latent attention."""
-    fields = trunk(read)
+    fields = _untied(read, trunk(read))
     layers, hidden = fields["num_hidden_layers"], fields["hidden_size"]
     mixers = _letters(read, layers, "L")
     if mixers is None:
@@ -376,7 +389,7 @@ def _minimax(read: Reader) -> Fields:
     layers, hidden = fields["num_hidden_layers"], fields["hidden_size"]
     wide = fields["num_attention_heads"] * fields["head_dim"]
     fields |= routed(read, ("num_local_experts", "num_experts"), ("num_experts_per_tok",), ("intermediate_size",))
-    mixers = _letters(read, layers, "L") or "".join("L" if (i + 1) % 2 else "A" for i in range(layers))
+    mixers = _letters(read, layers, "L") or "".join("A" if (i + 1) % 2 else "L" for i in range(layers))
     return fields | {
         "mixers": mixers,
         "intermediate_size": fields["moe_intermediate_size"],

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from toolkit.decode.common import Fields, experts_where, heads, mlp_kinds, routed, trunk, window
-from toolkit.decode.reader import MOST, Reader
+from toolkit.decode.reader import MOST, Reader, Unsupported
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _CHOSEN = ("num_experts_per_tok", "num_experts_per_token")
@@ -107,7 +107,9 @@ def latent_attention(read: Reader) -> Fields:
         "kv_lora_rank": read.count("kv_lora_rank", core=True),
         "qk_nope_head_dim": nope,
         "qk_rope_head_dim": rope,
-        "v_head_dim": read.count("v_head_dim"),
+        "v_head_dim": read.count(
+            "v_head_dim", default=read.default("v_head_dim") or read.count("hidden_size") // number
+        ),
         "attention_bias": read.flag("attention_bias"),
     }
 
@@ -117,7 +119,9 @@ def _deepseek(read: Reader) -> Fields:
     fields = trunk(read) | latent_attention(read)
     fields |= routed(read, _EXPERTS, _CHOSEN, ("moe_intermediate_size",))
     layers = fields["num_hidden_layers"]
-    first = read.count("first_k_dense_replace", default=read.default("first_k_dense_replace") or 0, least=0)
+    # glm4_moe_lite has one dense layer unless mlp_layer_types says otherwise
+    known = 1 if read.family == "glm4_moe_lite" else read.default("first_k_dense_replace") or 0
+    first = read.count("first_k_dense_replace", default=known, least=0)
     fields["mlps"] = mlp_kinds(read, layers, first)
     frequency = read.count("moe_layer_freq", default=1)
     if frequency > 1:
@@ -137,10 +141,11 @@ def _latent_dense(read: Reader) -> Fields:
     return fields | {"intermediate_size": read.count("intermediate_size", core=True), "mlp_bias": read.flag("mlp_bias")}
 
 
-def _first_dense(read: Reader, fields: Fields, *shared: str) -> Fields:
+def _first_dense(read: Reader, fields: Fields, *shared: str, first: int = 0) -> Fields:
+    """Dense layers first (``first`` of them unless a key says how many), experts after; shared experts."""
     layers = fields["num_hidden_layers"]
     key = "first_k_dense_replace" if read.raw("num_dense_layers") is None else "num_dense_layers"
-    first = read.count(key, default=read.default("first_k_dense_replace", "num_dense_layers") or 0, least=0)
+    first = read.count(key, default=read.default("first_k_dense_replace", "num_dense_layers") or first, least=0)
     fields["mlps"] = mlp_kinds(read, layers, first)
     if "D" in fields["mlps"]:
         fields["intermediate_size"] = read.count("intermediate_size", core=True)
@@ -163,7 +168,11 @@ def _solar_open(read: Reader) -> Fields:
 
 def _hy_v3(read: Reader) -> Fields:
     fields = _base(read, "attention_bias", "attention_bias", "head")
-    return _first_dense(read, fields, "num_shared_experts")
+    fields["mlp_bias"] = fields["expert_bias"] = False
+    if read.flag("mlp_bias"):
+        raise Unsupported("hy_v3 with mlp_bias")
+    fields = _first_dense(read, fields, "num_shared_experts", first=1)
+    return fields
 
 
 def _mellum(read: Reader) -> Fields:
@@ -260,6 +269,8 @@ def _aria(read: Reader) -> Fields:
     fields |= heads(read, fields["hidden_size"])
     fields |= routed(read, ("moe_num_experts",), ("moe_topk",), ("intermediate_size",))
     biases = read.flag("attention_bias")
+    if read.flag("mlp_bias"):
+        raise Unsupported("aria_text with mlp_bias")
     fields |= {"intermediate_size": fields["moe_intermediate_size"]}
     fields |= {"attention_bias": biases, "attention_output_bias": biases}
     return fields | _shared(read, fields, "moe_num_shared_experts")
