@@ -43,7 +43,8 @@ def test_more_than_there_is_is_refused(cluster, tmp_path):
 
 
 def test_a_dead_rank_ends_the_job(cluster, tmp_path):
-    rank = "[ $SLURM_PROCID = 0 ] && kill -9 $$; sleep 100"
+    both = "touch started.$SLURM_PROCID; until [ -e started.0 ] && [ -e started.1 ]; do sleep 0.05; done"
+    rank = f"{both}; [ $SLURM_PROCID = 0 ] && kill -9 $$; exec sleep 100"
     text = f"#SBATCH --nodes=2 --ntasks-per-node=1\nsrun --kill-on-bad-exit=1 bash -c '{rank}'\n"
     job = cluster.wait(cluster.submit(batch(tmp_path, text), cwd=tmp_path))
     assert job["JobState"] == "FAILED"
@@ -79,7 +80,7 @@ def test_a_killed_test_run_leaves_nothing():
     holder.send_signal(signal.SIGKILL)
     holder.wait()
     end = time.monotonic() + 20
-    while running.folder.exists() and time.monotonic() < end:
+    while (running.folder.exists() or slurm.leftovers(running.folder)) and time.monotonic() < end:
         time.sleep(0.1)
     assert not running.folder.exists()
     assert slurm.leftovers(running.folder) == []
