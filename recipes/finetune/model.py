@@ -200,6 +200,13 @@ def count_parameters(model: Any) -> int:
     return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in model.parameters())
 
 
+def describe_size(model: Any) -> str:
+    """``804,992 parameters``, and how many of them are trained where not all are."""
+    total = count_parameters(model)
+    trained = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters() if p.requires_grad)
+    return f"{total:,} parameters" + (f", {trained:,} of them trained" if trained < total else "")
+
+
 def _check_size(plan: Plan, model: Any) -> None:
     """Refuse another model than the planned one; what a text model leaves out (a vision tower) may be missing."""
     counted, planned = count_parameters(model), plan.total_parameters

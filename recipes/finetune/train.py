@@ -146,7 +146,7 @@ def _train(
         say(f"{folder / start} is at step {reached} already, --max-steps is {last}", flush=True)
         return 0
     model, said = models.load_model(plan, tokenizer)
-    say(f"model: {plan.model.name}, {models.count_parameters(model):,} parameters, {said}")
+    say(f"model: {plan.model.name}, {models.describe_size(model)}, {said}")
     say(
         f"data: {len(train_blocks.tokens)} training and {len(held_out.tokens)} held-out sequences"
         f" of {plan.contract.sequence_length} tokens; {total} steps of {plan.contract.global_batch_size} sequences"
@@ -195,7 +195,10 @@ def _prepare_libraries(plan: Plan) -> None:
     import torch
     from transformers.utils import logging as transformers_logging
 
-    transformers_logging.set_verbosity_warning()
+    if os.environ.get("RANK", "0") == "0":
+        transformers_logging.set_verbosity_warning()
+    else:
+        transformers_logging.set_verbosity_error()  # rank 0 says it for all
     transformers_logging.disable_progress_bar()
     # said by every rank at every start, and no fault of the run: DeepSpeed 0.19.8 uses names that torch 2.13
     # will drop; the Trainer counts micro batches itself and tells accelerate 1

@@ -82,6 +82,12 @@ def test_the_result_is_an_ordinary_model(whole: Path) -> None:
     assert tokenizer.decode(tokenizer.encode("Alice"), skip_special_tokens=True) == "Alice"
 
 
+def test_training_goes_on_from_its_weights_under_another_layout(whole: Path, tmp_path: Path) -> None:
+    weights = str(whole / "run" / "model")
+    steps = trained(tmp_path, "--max-steps=1", zero=3, precision="fp32", model=weights, tokenizer="", seed=7)
+    assert steps[0].loss is not None and steps[0].loss < 2.95  # 5.6 if they had not been loaded
+
+
 def test_only_whole_checkpoints_are_left(whole: Path) -> None:
     kept = checkpoint.complete(whole / "run")
     assert [path.name for path in kept] == ["checkpoint-60"]
@@ -116,6 +122,7 @@ def test_a_signal_to_torchrun_saves_on_all_ranks_and_the_resumed_run_is_the_same
     done = finetune_runs.start(path, 2, f"--max-steps={stopped + 4}")
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"resuming from {saved.name}" in done.stdout
+    assert done.stdout.count("804,992 parameters, random weights") == 1
     assert losses(tmp_path) == losses(whole)[: stopped + 4]  # to the last bit: the same sequences, states and rates
     assert read_run(tmp_path / "run").restart_count == 1
     done = finetune_runs.start(path, 2, f"--max-steps={stopped + 4}")
