@@ -102,14 +102,14 @@ def test_a_signal_to_torchrun_saves_on_all_ranks_and_the_resumed_run_is_the_same
         stderr=subprocess.STDOUT,
         text=True,
         env=finetune_runs.environment(),
-    ) as agent:
+    ) as launcher:
         steps = tmp_path / "run" / "steps.jsonl"
         deadline = time.monotonic() + 240
         while not (steps.exists() and steps.read_bytes().count(b"\n") >= 4):
-            assert agent.poll() is None and time.monotonic() < deadline
+            assert launcher.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
-        agent.send_signal(signal.SIGUSR1)
-        output, _ = agent.communicate(timeout=180)
+        launcher.send_signal(signal.SIGUSR1)
+        output, _ = launcher.communicate(timeout=180)
     (saved,) = checkpoint.complete(tmp_path / "run")
     stopped = checkpoint.facts(saved)["step"]
     assert 4 <= stopped < 60
