@@ -17,7 +17,15 @@ FIXED = {
     "prefix_lm",
     "use_mem_eff_path",
 }
-TEXT_ONLY = {"afmoe": {"attention_bias"}, "ernie4_5_moe": {"use_bias"}, "deepseek_v2": {"mlp_bias"}}
+REFUSED = {
+    "afmoe": {"attention_bias"},
+    "ernie4_5_moe": {"use_bias"},
+    "deepseek_v2": {"mlp_bias"},
+    "aria_text": {"mlp_bias"},
+    "hy_v3": {"mlp_bias"},
+    "deepseek_v32": {"mlp_bias"},
+    "glm_moe_dsa": {"mlp_bias"},
+}
 
 
 def small(family: str, pick: random.Random, core: bool = True) -> dict[str, Any]:
@@ -117,7 +125,7 @@ def small(family: str, pick: random.Random, core: bool = True) -> dict[str, Any]
             del chosen[key]
     switches = [key for key, value in defaults.items() if isinstance(value, bool) and key not in FIXED]
     for key in switches:
-        if key not in TEXT_ONLY.get(family, ()):
+        if key not in REFUSED.get(family, ()):
             chosen[key] = pick.random() < 0.5
     return {"model_type": family} | _special(family, chosen, pick)
 
@@ -210,6 +218,9 @@ def _special(family: str, values: dict[str, Any], pick: random.Random) -> dict[s
     if family in ("lfm2", "lfm2_moe"):
         values["layer_types"] = [pick.choice(["conv", "full_attention"]) for _ in range(layers)]
         values.pop("num_dense_layers" if family == "lfm2" else "block_multiple_of", None)
+    if family in ("deepseek_v32", "glm_moe_dsa"):
+        values["q_lora_rank"] = 12
+        values["first_k_dense_replace"] = 1
     if family == "kimi_linear":
         values["layer_types"] = [pick.choice(["linear_attention", "full_attention"]) for _ in range(layers)]
     if family == "dbrx":
@@ -263,7 +274,9 @@ def small_vision(family: str, pick: random.Random) -> dict[str, Any]:
         text.pop("use_sliding_window", None)
         text["rope_parameters"] = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 1]}
     if family in ("glm4v", "glm4v_moe"):
-        text = {key: value for key, value in text.items() if key not in ("attention_bias", "use_qk_norm", "layer_types")}
+        text = {
+            key: value for key, value in text.items() if key not in ("attention_bias", "use_qk_norm", "layer_types")
+        }
     if family == "paligemma":
         text["head_dim"] = 8
     heads = pick.choice([2, 4])
@@ -292,10 +305,22 @@ def small_vision(family: str, pick: random.Random) -> dict[str, Any]:
             "patch_size": [patch] * 2,
         }
     if parts.vision == "llama4_vision_model":
-        vision |= {"projector_input_dim": 24, "projector_output_dim": 24, "vision_output_dim": 24, "pixel_shuffle_ratio": 0.5}
+        vision |= {
+            "projector_input_dim": 24,
+            "projector_output_dim": 24,
+            "vision_output_dim": 24,
+            "pixel_shuffle_ratio": 0.5,
+        }
         vision["intermediate_size"] = 4 * wide
     if parts.vision == "qwen2_vl_vision":
-        vision = {"depth": 2, "embed_dim": wide, "hidden_size": 20, "mlp_ratio": 3, "num_heads": heads, "patch_size": patch}
+        vision = {
+            "depth": 2,
+            "embed_dim": wide,
+            "hidden_size": 20,
+            "mlp_ratio": 3,
+            "num_heads": heads,
+            "patch_size": patch,
+        }
         vision |= {"spatial_merge_size": 2, "temporal_patch_size": 2, "in_channels": 3, "model_type": parts.vision}
     if parts.vision in ("qwen2_5_vl_vision", "glm4v_vision", "glm4v_moe_vision") or "qwen3" in parts.vision:
         vision = {"depth": 2, "hidden_size": wide, "intermediate_size": 28, "num_heads": heads, "patch_size": patch}

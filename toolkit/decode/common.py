@@ -121,3 +121,27 @@ def mlp_kinds(read: Reader, layers: int, first_dense: int) -> str:
     if kinds is None:
         return experts_where(layers, first_dense)
     return "".join("D" if kind == "dense" else "E" for kind in kinds)
+
+
+_ATTENTION = ("attention", "full_attention", "sliding_attention")
+
+
+def mixer_letters(read: Reader, layers: int, other: str, key: str = "layer_types") -> str | None:
+    """Mixer letters from a list of layer kinds: A for attention, ``other`` for the rest; None if there is no list."""
+    kinds = read.items(key, str, layers)
+    return None if kinds is None else "".join("A" if kind in _ATTENTION else other for kind in kinds)
+
+
+def untied(read: Reader, fields: Fields) -> Fields:
+    """Families whose modelling file never ties the head, whatever the flag says."""
+    if fields["tie_word_embeddings"]:
+        read.notes.append(f"tie_word_embeddings is ignored: {read.family} does not tie its head")
+    return fields | {"tie_word_embeddings": False}
+
+
+def attention(read: Reader) -> Fields:
+    """Trunk, heads and one switch for all biases of attention."""
+    fields = trunk(read)
+    fields |= heads(read, fields["hidden_size"])
+    biases = read.flag("attention_bias")
+    return fields | {"attention_bias": biases, "attention_output_bias": biases}

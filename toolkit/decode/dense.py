@@ -40,7 +40,7 @@ def decode(read: Reader, family: Dense) -> Fields:
     fields = trunk(read, tie=family.tie)
     fields |= heads(read, fields["hidden_size"], head_dim=family.head_dim)
     fields |= {
-        "intermediate_size": read.count("intermediate_size", "ffn_hidden_size", core=True),
+        "intermediate_size": read.count("intermediate_size", "ff_intermediate_size", core=True),
         "gated_mlp": family.gated,
         "attention_bias": bias(read, family.qkv_bias),
         "attention_output_bias": bias(read, family.output_bias),
@@ -78,7 +78,7 @@ def _diffllama(read: Reader, fields: Fields) -> Fields:
 
 def _doge(read: Reader, fields: Fields) -> Fields:
     if read.flag("is_moe"):
-        read.problems.add("is_moe is true: Doge's product-key experts are not supported", "plan a dense Doge")
+        raise Unsupported("doge with is_moe")
     groups, width = fields["num_key_value_heads"], fields["num_key_value_heads"] * fields["head_dim"]
     step = groups * width + fields["attention_bias"] * groups  # dt_proj
     return {"other_layer_parameters": 2 * fields["hidden_size"] + groups + step}  # two residual scales, A, dt_proj
@@ -180,4 +180,5 @@ FAMILIES: dict[str, Dense] = {
     "xverse": Dense(head_dim=False),
     "aquila": Dense(head_dim=False),
     "yi": Dense(head_dim=False),
+    "phi3small": Dense(True, True, True, norm_bias=True, fused_qkv=True, fused_gate_up=True, tie=True),
 }

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from toolkit.decode import classic, dense, hybrid, moe, vision
+from toolkit.decode import classic, dense, linear, moe, state_space, vision
 from toolkit.decode.common import Fields
-from toolkit.decode.reader import Reader
+from toolkit.decode.reader import Reader, Unsupported
 
 # parts of vision-language models whose language part is a known family with defaults of its own
 _SAME = {
@@ -17,12 +17,18 @@ _SAME = {
     "kimi_k2": "deepseek_v3",
     "exaone_v3": "exaone",
 }
-ALIASES = {"kimi_k25_text": "kimi_k2", "mixtral8x7b": "mixtral", "refinedweb": "falcon", "refinedwebmodel": "falcon"}
+ALIASES = {
+    "minimax_text_01": "minimax",
+    "minimax_m1": "minimax",
+    "refinedweb": "falcon",
+    "refinedwebmodel": "falcon",
+    "stablelm_epoch": "stablelm",
+}
 
 
 def known() -> list[str]:
     """Every model_type that can be decoded."""
-    text = [*dense.FAMILIES, *classic.FAMILIES, *moe.FAMILIES, *hybrid.FAMILIES, *_SAME]
+    text = [*dense.FAMILIES, *classic.FAMILIES, *moe.FAMILIES, *state_space.FAMILIES, *linear.FAMILIES, *_SAME]
     return sorted({*text, *vision.FAMILIES})
 
 
@@ -34,9 +40,7 @@ def decode_text(read: Reader) -> Fields:
         if read.family == "glm4v_text":  # always biased, whatever the config says
             fields["attention_bias"] = True
         return fields
-    for table in (classic.FAMILIES, moe.FAMILIES, hybrid.FAMILIES):
+    for table in (classic.FAMILIES, moe.FAMILIES, state_space.FAMILIES, linear.FAMILIES):
         if family in table:
             return table[family](read)
-    from toolkit.decode.reader import Unsupported
-
     raise Unsupported(f"a language model of model_type {read.family!r}")

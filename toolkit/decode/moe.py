@@ -129,10 +129,20 @@ def _deepseek(read: Reader) -> Fields:
     fields["intermediate_size"] = read.count(
         "intermediate_size", **({} if "D" in fields["mlps"] else {"default": fields["moe_intermediate_size"]})
     )
-    fields |= {"mlp_bias": read.flag("mlp_bias")}
-    if fields["mlp_bias"]:
-        read.problems.add("mlp_bias is true: biases in DeepSeek's shared experts are not supported", "set it to false")
+    if read.flag("mlp_bias"):
+        raise Unsupported(f"{read.family} with mlp_bias")
     return fields | _shared(read, fields, "n_shared_experts", "num_shared_experts")
+
+
+def _indexed(read: Reader) -> Fields:
+    """DeepSeek-V3.2 and GLM-5: latent attention with a light indexer that picks the keys to attend to."""
+    fields = _deepseek(read)
+    kinds = read.items("indexer_types", str)
+    if kinds is not None and set(kinds) != {"full"}:
+        raise Unsupported(f"{read.family} with layers that share an indexer")
+    number, size, hidden = read.count("index_n_heads"), read.count("index_head_dim"), fields["hidden_size"]
+    indexer = fields["q_lora_rank"] * number * size + hidden * size + 2 * size + hidden * number
+    return fields | {"other_layer_parameters": indexer}
 
 
 def _latent_dense(read: Reader) -> Fields:
@@ -168,11 +178,9 @@ def _solar_open(read: Reader) -> Fields:
 
 def _hy_v3(read: Reader) -> Fields:
     fields = _base(read, "attention_bias", "attention_bias", "head")
-    fields["mlp_bias"] = fields["expert_bias"] = False
     if read.flag("mlp_bias"):
         raise Unsupported("hy_v3 with mlp_bias")
-    fields = _first_dense(read, fields, "num_shared_experts", first=1)
-    return fields
+    return _first_dense(read, fields, "num_shared_experts", first=1)
 
 
 def _mellum(read: Reader) -> Fields:
@@ -190,7 +198,7 @@ def _afmoe(read: Reader) -> Fields:
     fields = _base(read, "attention_bias", "attention_bias", "head")
     # the gate has no bias of its own where query, key and value have one
     if fields["attention_bias"]:
-        read.problems.add("attention_bias is true, which is not supported for afmoe", "set it to false")
+        raise Unsupported("afmoe with attention_bias")
     fields = _first_dense(read, fields, "num_shared_experts")
     fields |= {"attention_output_gate": True, "norms_per_layer": 4, "router_bias": True}
     return fields | window(read, fields["num_hidden_layers"], 4)
@@ -206,7 +214,7 @@ def _ernie4_5_moe(read: Reader) -> Fields:
     end = layers - 1 if end == -1 else end
     biases = read.flag("use_bias")
     if biases:
-        read.problems.add("use_bias is true, which is not supported for ernie4_5_moe", "set it to false")
+        raise Unsupported("ernie4_5_moe with use_bias")
     fields["mlps"] = "".join("E" if (i + 1) % interval == 0 and start <= i <= end else "D" for i in range(layers))
     fields["intermediate_size"] = read.count("intermediate_size", core=True)
     # the score correction is a parameter of this family
@@ -308,6 +316,8 @@ FAMILIES: dict[str, Callable[[Reader], Fields]] = {
     "kimi_k2": _deepseek,
     "glm4_moe_lite": _deepseek,
     "sarvam_mla": _deepseek,
+    "deepseek_v32": _indexed,
+    "glm_moe_dsa": _indexed,
     "minicpm3": _latent_dense,
     "youtu": _latent_dense,
     "glm4_moe": _glm4_moe,

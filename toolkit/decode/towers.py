@@ -79,9 +79,9 @@ def pixtral(read: Reader) -> int:
 def internvl(read: Reader) -> int:
     """InternViT: class token, positions, layer scales, optional query and key norms."""
     h, f, layers, pixels, patches = _shape(read)
-    biased, rms = read.flag("attention_bias"), read.text("norm_type") == "rms_norm"
+    biased, rms = read.flag("attention_bias", "qkv_bias"), read.text("norm_type") == "rms_norm"
     block = 3 * linear(h, h, biased) + linear(h, h) + linear(h, f) + linear(f, h) + 2 * layer_norm(h, not rms) + 2 * h
-    block += 2 * h * read.flag("use_qk_norm")
+    block += 2 * h * read.flag("use_qk_norm", "qk_normalization")
     total = h + h * read.flag("use_mask_token") + linear(pixels, h) + layers * block
     if read.flag("use_absolute_position_embeddings", default=True):
         total += (patches + 1) * h
@@ -147,6 +147,7 @@ TOWERS: dict[str, Callable[[Reader], int]] = {
     "smolvlm_vision": idefics,
     "pixtral": pixtral,
     "internvl_vision": internvl,
+    "intern_vit_6b": internvl,  # remote
     "llama4_vision_model": llama4,
     "qwen2_vl_vision": qwen2_vl,
     "qwen2_5_vl_vision": qwen2_5_vl,

@@ -125,6 +125,7 @@ FAMILIES: dict[str, VisionLanguage] = {
     "idefics3": VisionLanguage("llama", "idefics3_vision", _idefics3),
     "smolvlm": VisionLanguage("llama", "smolvlm_vision", _idefics3),
     "internvl": VisionLanguage("qwen2", "internvl_vision", _internvl),
+    "internvl_chat": VisionLanguage("qwen2", "intern_vit_6b", _internvl),  # remote
     "llama4": VisionLanguage("llama4_text", "llama4_vision_model", _llama4),
     "aya_vision": VisionLanguage("cohere2", "siglip_vision_model", _aya),
     "cohere2_vision": VisionLanguage("cohere2", "siglip_vision_model", _cohere2),
@@ -155,6 +156,8 @@ def decode(read: Reader, family: VisionLanguage, decode_text: Callable[[Reader],
     if not isinstance(read.values.get("vision_config"), dict):
         raise Unsupported(f"{read.family} without vision_config")
     vision_family = family.vision if family.fixed else read.values["vision_config"].get("model_type") or family.vision
+    if vision_family == read.family:  # old configs name the whole model here
+        vision_family = family.vision
     if vision_family not in TOWERS:
         raise Unsupported(f"{read.family} with a vision tower of model_type {vision_family!r}")
     vision = read.sub("vision_config", vision_family)

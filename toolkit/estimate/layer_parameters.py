@@ -17,7 +17,7 @@ from toolkit.equation import equation
 
 @equation("P1", "V*e")
 def embedding(vocab_size: int, embedding_size: int) -> int:
-    """Token table, or the head when it is not tied: ``V * e``."""
+    """Token table, or the head when it is not tied: ``V * e``. Source: arXiv 1706.03762, section 3.4."""
     return vocab_size * embedding_size
 
 
@@ -27,7 +27,8 @@ def attention_sharded(
 ) -> int:
     """Query, key, value and output matrices, biases of the first three, optional gate and sinks.
 
-    Grouped queries (arXiv 2305.13245): keys and values have ``K`` heads. ``d`` need not be ``h / H``.
+    Keys and values have ``K`` heads; ``d`` need not be ``h / H``. Source: arXiv 2305.13245 (grouped queries);
+    transformers 5.24 modeling_llama.py, modeling_qwen3_next.py (gate), modeling_gpt_oss.py (sinks).
     """
     columns = (heads + 2 * key_value_heads + gate * heads) * head_dim
     return hidden_size * columns + heads * head_dim * hidden_size + bias * columns + sinks * heads
@@ -35,7 +36,7 @@ def attention_sharded(
 
 @equation("P3", "output_bias*h + (1 + norm_bias)*(n_q + n_k)")
 def attention_replicated(hidden_size: int, output_bias: bool, query_norm: int, key_norm: int, norm_bias: bool) -> int:
-    """Output bias and the norms on queries (``n_q`` wide) and keys (``n_k`` wide)."""
+    """Output bias and the norms on queries (``n_q`` wide) and keys (``n_k`` wide). Source: arXiv 2302.05442."""
     return output_bias * hidden_size + (1 + norm_bias) * (query_norm + key_norm)
 
 
@@ -43,7 +44,7 @@ def attention_replicated(hidden_size: int, output_bias: bool, query_norm: int, k
 def latent_attention_sharded(
     hidden_size: int, heads: int, query_rank: int, key_value_rank: int, nope_dim: int, rope_dim: int, value_dim: int
 ) -> int:
-    """Up-projections and output of multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, eq. 9-15).
+    """Up-projections and output of multi-head latent attention. Source: arXiv 2405.04434, equations 9 to 15.
 
     ``r_q`` is the rank of the queries (0: projected straight from ``h``), ``r_kv`` that of keys and values,
     ``d_n`` and ``d_r`` head sizes without and with rotary positions, ``d_v`` the value head size.
@@ -56,7 +57,10 @@ def latent_attention_sharded(
 def latent_attention_replicated(
     hidden_size: int, query_rank: int, key_value_rank: int, rope_dim: int, bias: bool
 ) -> int:
-    """Down-projections of latent attention with their norms; with ``bias`` on them and on the output."""
+    """Down-projections of latent attention with their norms; with ``bias`` on them and on the output.
+
+    Source: arXiv 2405.04434, equations 9 to 15; transformers 5.24 modeling_deepseek_v3.py for norms and biases.
+    """
     queries = hidden_size * query_rank + query_rank
     keys_values = hidden_size * (key_value_rank + rope_dim) + key_value_rank
     return queries + keys_values + bias * (query_rank + key_value_rank + rope_dim + hidden_size)
@@ -64,25 +68,25 @@ def latent_attention_replicated(
 
 @equation("P6", "(2 + gated)*h*f + bias*(1 + gated)*f")
 def mlp_sharded(hidden_size: int, width: int, gated: bool, bias: bool) -> int:
-    """Up (and gate) and down matrices of an MLP, with the biases of up and gate (arXiv 2002.05202 for gates)."""
+    """Up (and gate) and down matrices of an MLP, with the biases of up and gate. Source: arXiv 2002.05202."""
     return (2 + gated) * hidden_size * width + bias * (1 + gated) * width
 
 
 @equation("P7", "bias*h")
 def mlp_replicated(hidden_size: int, bias: bool) -> int:
-    """Bias of the down matrix."""
+    """Bias of the down matrix. Source: arXiv 1706.03762, equation 2."""
     return bias * hidden_size
 
 
 @equation("P8", "E*((2 + gated)*h*m + bias*((1 + gated)*m + h))")
 def experts(number: int, hidden_size: int, width: int, gated: bool, bias: bool) -> int:
-    """``E`` experts of width ``m`` (Mixtral, arXiv 2401.04088). Only the chosen ones count as active."""
+    """``E`` experts of width ``m``; only the chosen ones count as active. Source: arXiv 2401.04088, section 2.1."""
     return number * ((2 + gated) * hidden_size * width + bias * ((1 + gated) * width + hidden_size))
 
 
 @equation("P9", "h*E + bias*E + shared_gate*h")
 def router(hidden_size: int, number: int, bias: bool, shared_gate: bool) -> int:
-    """Router, and the gate of the shared experts where there is one (Qwen2-MoE)."""
+    """Router, and the gate of the shared experts where there is one. Source: arXiv 2401.04088; arXiv 2407.10671."""
     return hidden_size * number + bias * number + shared_gate * hidden_size
 
 
@@ -90,7 +94,7 @@ def router(hidden_size: int, number: int, bias: bool, shared_gate: bool) -> int:
 def mamba_sharded(
     hidden_size: int, inner: int, state: int, kernel: int, rank: int, conv_bias: bool, proj_bias: bool
 ) -> int:
-    """Mamba mixer (arXiv 2312.00752): in, convolution, x, time step, A, D, out.
+    """Mamba mixer: in, convolution, x, time step, A, D, out. Source: arXiv 2312.00752, section 3.4.
 
     ``i`` inner width, ``N`` state size, ``k`` convolution kernel, ``R`` rank of the time step.
     """
@@ -115,7 +119,10 @@ def mamba2_sharded(
     proj_bias: bool,
     norm: bool,
 ) -> int:
-    """Mamba-2 mixer (arXiv 2405.21060): ``n`` heads with a time step, A and D each; ``G`` groups share B and C."""
+    """Mamba-2 mixer: ``n`` heads with a time step, A and D each; ``G`` groups share B and C.
+
+    Source: arXiv 2405.21060, section 8.
+    """
     columns = 2 * inner + 2 * groups * state + heads
     convolution = (inner + 2 * groups * state) * (kernel + conv_bias)
     projections = hidden_size * columns + inner * hidden_size + proj_bias * (columns + hidden_size)
@@ -124,7 +131,7 @@ def mamba2_sharded(
 
 @equation("P12", "inner_norms*(R + 2*N)")
 def mamba_replicated(state: int, rank: int, inner_norms: bool) -> int:
-    """Norms on time step, B and C (Jamba, arXiv 2403.19887)."""
+    """Norms on time step, B and C (Jamba). Source: arXiv 2403.19887, section 5."""
     return inner_norms * (rank + 2 * state)
 
 
@@ -132,7 +139,7 @@ def mamba_replicated(state: int, rank: int, inner_norms: bool) -> int:
 def delta_rule_sharded(
     hidden_size: int, key_heads: int, value_heads: int, key_dim: int, value_dim: int, kernel: int
 ) -> int:
-    """Gated delta rule (arXiv 2412.06464) as in Qwen3-Next: ``q = key heads * d_k``, ``v = n_v * d_v``.
+    """Gated delta rule as in Qwen3-Next: ``q = key heads * d_k``, ``v = n_v * d_v``. Source: arXiv 2412.06464.
 
     Query, key, value and gate; two scalars per value head; convolution; decay and time step; norm; output.
     """
@@ -143,17 +150,23 @@ def delta_rule_sharded(
 
 @equation("P14", "3*h*h + h*h + h*(k + conv_bias) + conv_bias*4*h")
 def short_convolution_sharded(hidden_size: int, kernel: int, conv_bias: bool) -> int:
-    """Gated short convolution (LFM2): in (three times ``h``), depthwise convolution, out."""
+    """Gated short convolution: in (three times ``h``), depthwise convolution, out.
+
+    Source: transformers 5.24 modeling_lfm2.py.
+    """
     return 4 * hidden_size * hidden_size + hidden_size * (kernel + conv_bias) + conv_bias * 4 * hidden_size
 
 
 @equation("P15", "n*h*(1 + bias)")
 def norms(number: int, hidden_size: int, bias: bool) -> int:
-    """``n`` norms: a scale each, and a bias where it is LayerNorm."""
+    """``n`` norms: a scale each, and a bias where it is LayerNorm. Source: arXiv 1607.06450; arXiv 1910.07467."""
     return number * hidden_size * (1 + bias)
 
 
 @equation("P16", "total - sum over layers of (E - E_active) experts")
 def active(total: int, routed_experts: int, routed_experts_active: int) -> int:
-    """Parameters that one token uses: all but the experts not chosen. Routers, shared experts, embeddings count."""
+    """Parameters that one token uses: all but the experts not chosen. Routers, shared experts, embeddings count.
+
+    Source: arXiv 2401.04088, section 2.1 (active parameters).
+    """
     return total - (routed_experts - routed_experts_active)

@@ -1,4 +1,4 @@
-"""State-space models, linear attention, and their mixtures with attention.
+"""State-space models and their mixtures with attention.
 
 Each function states what the modelling file of transformers 5.24 builds for its family.
 """
@@ -7,25 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from toolkit.decode.common import Fields, experts_where, heads, mlp_kinds, routed, trunk
-from toolkit.decode.moe import latent_attention
-from toolkit.decode.reader import Reader, Unsupported
+from toolkit.decode.common import Fields, attention, heads, mixer_letters, routed, trunk, untied
+from toolkit.decode.reader import MOST, Reader, Unsupported
 
 _NO_ATTENTION = {"num_attention_heads": 0, "num_key_value_heads": 0, "head_dim": 0, "intermediate_size": 0}
-_ATTENTION = ("attention", "full_attention", "sliding_attention")
-
-
-def _letters(read: Reader, layers: int, other: str, key: str = "layer_types") -> str | None:
-    """Mixer letters from a list of layer kinds: A for attention, ``other`` for the rest; None if there is no list."""
-    kinds = read.items(key, str, layers)
-    return None if kinds is None else "".join("A" if kind in _ATTENTION else other for kind in kinds)
-
-
-def _untied(read: Reader, fields: Fields) -> Fields:
-    """Families whose modelling file never ties the head, whatever the flag says."""
-    if fields["tie_word_embeddings"]:
-        read.notes.append(f"tie_word_embeddings is ignored: {read.family} does not tie its head")
-    return fields | {"tie_word_embeddings": False}
 
 
 def _rank(read: Reader, key: str, hidden: int) -> int:
@@ -34,7 +19,7 @@ def _rank(read: Reader, key: str, hidden: int) -> int:
     if value is None or value == "auto":
         known = read.default(key)
         return known if isinstance(known, int) else -(-hidden // 16)
-    return read.checked(value, key, 1, 2**40)
+    return read.checked(value, key, 1, MOST)
 
 
 def _mamba(read: Reader) -> Fields:
@@ -101,15 +86,8 @@ def _mamba2_beside(read: Reader, inner: int) -> Fields:
     }
 
 
-def _attention_mlp(read: Reader) -> Fields:
-    fields = trunk(read)
-    fields |= heads(read, fields["hidden_size"])
-    biases = read.flag("attention_bias")
-    return fields | {"attention_bias": biases, "attention_output_bias": biases}
-
-
 def _bamba(read: Reader) -> Fields:
-    fields = _attention_mlp(read)
+    fields = attention(read)
     chosen = set(read.items("attn_layer_indices", int) or ())
     fields |= _mamba2_beside(read, read.count("mamba_expand") * fields["hidden_size"])
     return fields | {
@@ -120,7 +98,7 @@ def _bamba(read: Reader) -> Fields:
 
 
 def _falcon_h1(read: Reader) -> Fields:
-    fields = _attention_mlp(read)
+    fields = attention(read)
     inner = read.count("mamba_d_ssm", default=read.count("mamba_expand") * fields["hidden_size"])
     if read.raw("mamba_d_ssm") is None and "mamba_d_ssm" not in read.values:
         inner = read.count("mamba_d_ssm")
@@ -136,10 +114,12 @@ def _falcon_h1(read: Reader) -> Fields:
 
 
 def _granitemoehybrid(read: Reader) -> Fields:
-    fields = _attention_mlp(read)
+    fields = attention(read)
     layers = fields["num_hidden_layers"]
     fields |= _mamba2_beside(read, read.count("mamba_expand") * fields["hidden_size"])
-    fields["mixers"] = _letters(read, layers, "M") or _letters(read, layers, "M", "layers_block_type") or "M" * layers
+    fields["mixers"] = (
+        mixer_letters(read, layers, "M") or mixer_letters(read, layers, "M", "layers_block_type") or "M" * layers
+    )
     shared = read.count("shared_intermediate_size")
     if read.count("num_local_experts", "num_experts", least=0) == 0:
         return fields | {"intermediate_size": shared, "fused_gate_up": True}
@@ -198,7 +178,7 @@ def _nemotron_h(read: Reader) -> Fields:
         )
         pattern = "M"
     read.values = {"num_hidden_layers": len(pattern)} | read.values
-    fields = _untied(read, trunk(read))
+    fields = untied(read, trunk(read))
     if len(pattern) != fields["num_hidden_layers"]:
         read.problems.add(
             f"hybrid_override_pattern has {len(pattern)} letters, num_hidden_layers is {fields['num_hidden_layers']}",
@@ -309,150 +289,6 @@ def _zamba2(read: Reader) -> Fields:
     )
 
 
-def _linear(read: Reader, layers: int) -> Fields:
-    """Gated delta rule in all layers but each fourth (or as layer_types says)."""
-    mixers = _letters(read, layers, "L")
-    if mixers is None:
-        every = read.count("full_attention_interval", default=4)
-        mixers = "".join("L" if (i + 1) % every else "A" for i in range(layers))
-        if read.family == "olmo_hybrid" and "A" not in mixers:
-            mixers = mixers[:-1] + "A"
-    return {
-        "mixers": mixers,
-        "conv_kernel": read.count("linear_conv_kernel_dim"),
-        "linear_num_key_heads": read.count("linear_num_key_heads"),
-        "linear_num_value_heads": read.count("linear_num_value_heads"),
-        "linear_key_head_dim": read.count("linear_key_head_dim"),
-        "linear_value_head_dim": read.count("linear_value_head_dim"),
-    }
-
-
-def _qwen_linear(read: Reader) -> Fields:
-    fields = _attention_mlp(read)
-    return fields | _linear(read, fields["num_hidden_layers"]) | {"attention_output_gate": True, "qk_norm": "head"}
-
-
-def _qwen3_5(read: Reader) -> Fields:
-    return _qwen_linear(read) | {"intermediate_size": read.count("intermediate_size", core=True)}
-
-
-def _qwen3_next(read: Reader) -> Fields:
-    fields = _qwen_linear(read)
-    fields |= routed(read, ("num_experts", "num_local_experts"), ("num_experts_per_tok",), ("moe_intermediate_size",))
-    step = read.count("decoder_sparse_step", default=1)
-    fields["mlps"] = experts_where(fields["num_hidden_layers"], 0, step, read.items("mlp_only_layers", int))
-    dense = {} if "D" in fields["mlps"] else {"default": fields["moe_intermediate_size"]}
-    return fields | {
-        "intermediate_size": read.count("intermediate_size", **dense),
-        "num_shared_experts": 1,
-        "shared_expert_intermediate_size": read.count("shared_expert_intermediate_size"),
-        "shared_expert_gate": True,
-    }
-
-
-def _olmo_hybrid(read: Reader) -> Fields:
-    fields = _attention_mlp(read) | {"qk_norm": "full", "intermediate_size": read.count("intermediate_size", core=True)}
-    return fields | _linear(read, fields["num_hidden_layers"])
-
-
-def _kimi_linear(read: Reader) -> Fields:
-    """Kimi delta attention (decay per channel) beside latent attention."""
-    fields = _untied(read, trunk(read))
-    layers, hidden = fields["num_hidden_layers"], fields["hidden_size"]
-    mixers = _letters(read, layers, "L")
-    if mixers is None:
-        raise Unsupported("kimi_linear without layer_types")
-    number, size = read.count("linear_num_heads"), read.count("linear_head_dim")
-    kernel, wide = read.count("linear_conv_kernel_dim"), number * size
-    delta = 3 * hidden * wide + 3 * wide * kernel + wide * hidden + hidden * number + size
-    delta += 2 * (hidden * size + size * wide) + wide + number  # gates for decay and output, time step, A
-    fields |= latent_attention(read)
-    fields |= routed(
-        read, ("num_experts",), ("num_experts_per_tok", "num_experts_per_token"), ("moe_intermediate_size",)
-    )
-    fields["mlps"] = mlp_kinds(read, layers, read.count("first_k_dense_replace", default=1, least=0))
-    shared = read.count("num_shared_experts", "n_shared_experts", least=0)
-    return fields | {
-        "mixers": mixers,
-        "conv_kernel": kernel,
-        "linear_attention_parameters": delta,
-        "intermediate_size": read.count("intermediate_size", core=True),
-        "num_shared_experts": shared,
-        "shared_expert_intermediate_size": shared * fields["moe_intermediate_size"],
-    }
-
-
-def _minimax(read: Reader) -> Fields:
-    """Lightning attention in every other layer: query, key and value in one, a gate, a norm, the output."""
-    fields = trunk(read)
-    fields |= heads(read, fields["hidden_size"])
-    layers, hidden = fields["num_hidden_layers"], fields["hidden_size"]
-    wide = fields["num_attention_heads"] * fields["head_dim"]
-    fields |= routed(read, ("num_local_experts", "num_experts"), ("num_experts_per_tok",), ("intermediate_size",))
-    mixers = _letters(read, layers, "L") or "".join("A" if (i + 1) % 2 else "L" for i in range(layers))
-    return fields | {
-        "mixers": mixers,
-        "intermediate_size": fields["moe_intermediate_size"],
-        "linear_attention_parameters": 5 * hidden * wide + wide,
-    }
-
-
-def _recurrent_gemma(read: Reader) -> Fields:
-    """Gated linear recurrences (arXiv 2402.19427) in two of three layers, local attention in the third."""
-    fields = trunk(read)
-    hidden, layers = fields["hidden_size"], fields["num_hidden_layers"]
-    fields |= heads(read, hidden, head_dim=False)
-    number, width = fields["num_attention_heads"], read.count("lru_width", default=hidden)
-    kinds = read.items("block_types", str) or read.default("block_types") or ["recurrent"]
-    letters = ["L" if kind == "recurrent" else "A" for kind in kinds]
-    kernel = read.count("conv1d_width")
-    gates = 2 * (number * (width // number) ** 2 + width) + width
-    recurrence = 2 * (hidden * width + width) + width * hidden + hidden + width * kernel + width + gates
-    return fields | {
-        "mixers": "".join(letters[i % len(letters)] for i in range(layers)),
-        "linear_attention_parameters": recurrence,
-        "conv_kernel": kernel,
-        "intermediate_size": max(read.count("intermediate_size", core=True) // 2, 1),
-        "attention_bias": read.flag("attention_bias"),
-        "attention_output_bias": True,
-        "mlp_bias": True,
-    }
-
-
-def _lfm2_width(read: Reader) -> int:
-    width = read.count("block_ff_dim", "intermediate_size")
-    if read.flag("block_auto_adjust_ff_dim"):
-        factor = read.number("block_ffn_dim_multiplier") or 1.0
-        multiple = read.count("block_multiple_of")
-        width = multiple * -(-int(factor * int(2 * width / 3)) // multiple)
-    return width
-
-
-def _lfm2_trunk(read: Reader) -> Fields:
-    if isinstance(read.values.get("tie_embedding"), bool):
-        read.values = read.values | {"tie_word_embeddings": read.values["tie_embedding"]}
-    fields = trunk(read)
-    fields |= heads(read, fields["hidden_size"], head_dim=False)
-    layers = fields["num_hidden_layers"]
-    mixers = _letters(read, layers, "C")
-    if mixers is None:
-        chosen = read.items("full_attn_idxs", int)
-        mixers = "".join("A" if chosen is None or i in chosen else "C" for i in range(layers))
-    conv = {"conv_kernel": read.count("conv_L_cache"), "mamba_conv_bias": read.flag("conv_bias")}
-    return fields | conv | {"mixers": mixers, "qk_norm": "head"}
-
-
-def _lfm2(read: Reader) -> Fields:
-    return _lfm2_trunk(read) | {"intermediate_size": _lfm2_width(read)}
-
-
-def _lfm2_moe(read: Reader) -> Fields:
-    fields = _lfm2_trunk(read) | {"intermediate_size": read.count("intermediate_size", core=True)}
-    fields |= routed(read, ("num_experts",), ("num_experts_per_tok",), ("moe_intermediate_size",))
-    first = read.count("num_dense_layers", least=0)
-    return fields | {"mlps": experts_where(fields["num_hidden_layers"], first)}
-
-
 FAMILIES: dict[str, Callable[[Reader], Fields]] = {
     "mamba": _mamba,
     "falcon_mamba": _mamba,
@@ -464,13 +300,4 @@ FAMILIES: dict[str, Callable[[Reader], Fields]] = {
     "nemotron_h": _nemotron_h,
     "zamba": _zamba,
     "zamba2": _zamba2,
-    "qwen3_next": _qwen3_next,
-    "qwen3_5_text": _qwen3_5,
-    "qwen3_5_moe_text": _qwen3_next,
-    "olmo_hybrid": _olmo_hybrid,
-    "kimi_linear": _kimi_linear,
-    "minimax": _minimax,
-    "recurrent_gemma": _recurrent_gemma,
-    "lfm2": _lfm2,
-    "lfm2_moe": _lfm2_moe,
 }
