@@ -60,6 +60,14 @@ LLAMA_70B = msgspec.structs.replace(
     intermediate_size=28672,
     num_attention_heads=64,
 )
+LLAMA_405B = msgspec.structs.replace(
+    LLAMA_8B,
+    name="llama-3.1-405b",
+    num_hidden_layers=126,
+    hidden_size=16384,
+    intermediate_size=53248,
+    num_attention_heads=128,
+)
 TINY = msgspec.structs.replace(
     LLAMA_8B,
     name="tiny",
@@ -147,6 +155,7 @@ DGX = ClusterSpec(
     site=Site(partition="gpu", account="research", time_limit="12:00:00", memory_per_node="0"),
     source="test",
 )
+SIXTEEN = msgspec.structs.replace(DGX, nodes=16)
 LAPTOP = ClusterSpec(
     name="local-cpu",
     accelerator=CPU,
@@ -252,6 +261,19 @@ def all_plans() -> dict[str, Plan]:
             recompute=2,
             workload={"sequence_length": 32768},
         ),
+        plan(
+            "shorter-ends",
+            LLAMA_405B,
+            SIXTEEN,
+            framework="megatron",
+            tp=8,
+            pp=16,
+            virtual_pipeline_stages=4,
+            sequence_parallel=1,
+            gradient_accumulation_steps=32,
+        ),
+        plan("shorter-last", DEEPSEEK_V2_LITE, DGX, framework="megatron", pp=4, zero_stage=1),
+        plan("uneven-ends", msgspec.structs.replace(LLAMA_8B, num_hidden_layers=61), DGX, framework="megatron", pp=4),
         plan("fp8", LLAMA_8B, DGX, framework="megatron", tp=2, zero_stage=1, workload={"precision": "fp8"}),
         plan("gpt2", GPT2, DGX, framework="megatron", zero_stage=1, workload={"sequence_length": 1024}),
         plan("experts", QWEN_30B_A3B, DGX, tp=4, ep=4, etp=1, **moe),

@@ -136,6 +136,20 @@ def test_layers_per_virtual_stage_come_out_whole() -> None:
             assert grouped(plan)["--num-layers-per-virtual-pipeline-stage"] == [str(80 // (8 * virtual))]
 
 
+def test_layers_that_do_not_divide() -> None:
+    # Llama 3 405B: 126 layers on 16 stages, the first and last with one layer fewer (arXiv:2407.21783, 3.3.2)
+    both = grouped(PLANS["shorter-ends"])
+    assert both["--account-for-embedding-in-pipeline-split"] == both["--account-for-loss-in-pipeline-split"] == []
+    assert both["--num-layers-per-virtual-pipeline-stage"] == ["2"]  # (126 + 2) / (16 x 4)
+    last = grouped(PLANS["shorter-last"])  # 27 + 1 layers on 4 stages
+    assert "--account-for-loss-in-pipeline-split" in last and "--account-for-embedding-in-pipeline-split" not in last
+    ends = grouped(PLANS["uneven-ends"])  # 61 layers on 4 stages: 15 + 16 + 16 + 14
+    assert ends["--decoder-first-pipeline-num-layers"] == ["15"]
+    assert ends["--decoder-last-pipeline-num-layers"] == ["14"]
+    even = megatron.arguments(PLANS["dense"])
+    assert not [flag for flag in even if "account-for" in flag or "decoder-" in flag]
+
+
 def test_degrees_that_the_flags_cannot_say_are_refused() -> None:
     assert "virtual pipeline stages with pp 1" in refused(
         changed("dense", pp=1, dp=2, virtual_pipeline_stages=2, gradient_accumulation_steps=4)
@@ -175,10 +189,11 @@ def test_flags_and_keywords_say_the_same(name: str) -> None:
     for section in ("parallel", "transformer"):
         for flag in ("tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size"):
             assert flags[f"--{flag}"] == [str(config[section][flag.replace("-", "_")])]
-    layers = shape["num_layers"] // (s.pp * s.virtual_pipeline_stages)
+    extra = sum(flag.startswith("--account-for") for flag in flags)
     if s.virtual_pipeline_stages > 1:
         assert shape["virtual_pipeline_model_parallel_size"] == s.virtual_pipeline_stages
-        assert flags["--num-layers-per-virtual-pipeline-stage"] == [str(layers)]
+        each = int(flags["--num-layers-per-virtual-pipeline-stage"][0])
+        assert each * s.pp * s.virtual_pipeline_stages == shape["num_layers"] + extra
     training = config["training"]
     assert training["micro_batch_size"] * s.gradient_accumulation_steps * s.dp == training["global_batch_size"]
 
@@ -315,7 +330,7 @@ def test_core_config_is_plain_json_and_the_programs_own_decoder_takes_it(tmp_pat
 def test_the_program_accepts_what_is_emitted() -> None:
     from recipes.pretrain import config, validity
 
-    for name in ("tiny-megatron", "dense", "interleaved", "long", "gpt2", "experts"):
+    for name in ("tiny-megatron", "dense", "interleaved", "long", "gpt2", "experts", "shorter-ends", "uneven-ends"):
         plan = PLANS[name]
         core = msgspec.convert(json.loads(json.dumps(megatron.core_config(plan))), config.CoreConfig)
         validity.check(plan, core, plan.cluster.num_gpus)

@@ -8,6 +8,7 @@ from toolkit.emit.megatron_core import (
     expert_layers,
     positions,
     train_steps,
+    uneven,
     window,
 )
 from toolkit.plan import Plan
@@ -120,15 +121,18 @@ def _experts(plan: Plan, shape: dict[str, Value]) -> dict[str, Value]:
 
 
 def _degrees(plan: Plan, config: dict[str, dict[str, Value]]) -> dict[str, Value]:
-    s, sizes = plan.strategy, config["parallel"]
-    virtual = s.virtual_pipeline_stages
+    s, sizes, split = plan.strategy, config["parallel"], uneven(plan)
+    counted = plan.model.num_hidden_layers + sum(value is True for value in split.values())
+    each = counted // (s.pp * s.virtual_pipeline_stages)
     return {
         "tensor-model-parallel-size": sizes["tensor_model_parallel_size"],
         "sequence-parallel": bool(s.sequence_parallel),
         "pipeline-model-parallel-size": sizes["pipeline_model_parallel_size"],
-        "num-layers-per-virtual-pipeline-stage": plan.model.num_hidden_layers // (s.pp * virtual)
-        if virtual > 1
-        else None,
+        "num-layers-per-virtual-pipeline-stage": each if s.virtual_pipeline_stages > 1 else None,
+        "account-for-embedding-in-pipeline-split": split.get("account_for_embedding_in_pipeline_split"),
+        "account-for-loss-in-pipeline-split": split.get("account_for_loss_in_pipeline_split"),
+        "decoder-first-pipeline-num-layers": split.get("num_layers_in_first_pipeline_stage"),
+        "decoder-last-pipeline-num-layers": split.get("num_layers_in_last_pipeline_stage"),
         "context-parallel-size": sizes["context_parallel_size"],
         "cp-comm-type": config["transformer"].get("cp_comm_type"),
         "expert-model-parallel-size": sizes["expert_model_parallel_size"] if plan.model.is_moe else None,

@@ -9,6 +9,7 @@ from toolkit.emit.refusals import require_layout, require_megatron
 from toolkit.errors import Problems
 from toolkit.megatron_shapes import ACTIVATIONS, activation
 from toolkit.model import ModelSpec
+from toolkit.pipeline_split import BOTH_ENDS, ENDS, HEAD, pipeline_split
 from toolkit.plan import Plan
 
 VERSION = "0.16.1"
@@ -32,7 +33,12 @@ def core_config(plan: Plan) -> dict[str, Any]:
         require_megatron(problems, plan)
     return {
         "megatron_core": VERSION,
-        "transformer": _shape(plan) | _sizes(plan) | _experts(plan) | _latent_attention(plan.model) | _execution(plan),
+        "transformer": _shape(plan)
+        | _sizes(plan)
+        | _experts(plan)
+        | _latent_attention(plan.model)
+        | _execution(plan)
+        | uneven(plan),
         "model": _model(plan),
         "parallel": _sizes(plan, "parallel"),
         "ddp": _ddp(plan),
@@ -147,6 +153,22 @@ def _sizes(plan: Plan, section: str = "transformer") -> dict[str, Any]:
         if s.cp > 1:
             sizes["cp_comm_type"] = "p2p"
     return sizes
+
+
+def uneven(plan: Plan) -> dict[str, Any]:
+    """How layers that do not divide evenly go onto the stages; empty where they do."""
+    s = plan.strategy
+    split = pipeline_split(plan.model.num_hidden_layers, s.pp, s.virtual_pipeline_stages)
+    if split.way == BOTH_ENDS:
+        return {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
+    if split.way == HEAD:
+        return {"account_for_loss_in_pipeline_split": True}
+    if split.way == ENDS:
+        return {
+            "num_layers_in_first_pipeline_stage": split.first,
+            "num_layers_in_last_pipeline_stage": split.last,
+        }
+    return {}
 
 
 def _experts(plan: Plan) -> dict[str, Any]:

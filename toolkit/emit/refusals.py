@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from toolkit.errors import Problems
 from toolkit.megatron_shapes import inexpressible
+from toolkit.pipeline_split import IMPOSSIBLE, pipeline_split
 from toolkit.plan import Plan
 
 OPTIMIZERS = {
@@ -86,11 +87,11 @@ def require_data_parallel(problems: Problems, plan: Plan) -> None:
 def require_megatron(problems: Problems, plan: Plan) -> None:
     """Layers per stage must come out whole, and the model must be one that the flags can describe."""
     s, model = plan.strategy, plan.model
-    chunks = max(1, s.pp * s.virtual_pipeline_stages)
-    if model.num_hidden_layers % chunks:
+    split = pipeline_split(model.num_hidden_layers, max(1, s.pp), max(1, s.virtual_pipeline_stages))
+    if split.way == IMPOSSIBLE:
         problems.add(
             f"{model.num_hidden_layers} layers do not divide into pp {s.pp} x {s.virtual_pipeline_stages} virtual "
-            "stages: Megatron would build fewer layers without a word",
+            "stages, also not with shorter ends: Megatron would build fewer layers without a word",
             "choose degrees whose product divides the layers",
         )
     if s.virtual_pipeline_stages > 1 and s.pp == 1:
