@@ -1,0 +1,80 @@
+"""The command line is an interface: its commands and options are frozen here, to be changed on purpose."""
+
+import importlib
+
+import click
+import pytest
+
+from toolkit.cli.main import COMMANDS
+
+SHARED = {
+    "params",
+    "model",
+    "recipe",
+    "gpus",
+    "accelerator",
+    "cluster",
+    "gpus-per-node",
+    "sequence-length",
+    "global-batch",
+    "tokens",
+    "framework",
+    "method",
+    "precision",
+    "calibration",
+    "tp",
+    "tensor-parallel",
+    "pp",
+    "pipeline-parallel",
+    "cp",
+    "context-parallel",
+    "ep",
+    "expert-parallel",
+    "etp",
+    "expert-tensor-parallel",
+    "dp",
+    "data-parallel",
+    "dp-shard",
+    "vpp",
+    "virtual-pipeline-stages",
+    "zero",
+    "hpz",
+    "micro-batch",
+    "accumulation",
+    "sequence-parallel",
+    "no-sequence-parallel",
+    "recompute",
+    "offload",
+}
+OPTIONS = {
+    "plan": SHARED | {"objective", "top", "pick", "explain", "out", "force", "json"},
+    "estimate": SHARED | {"explain", "out", "force", "json"},
+}
+
+
+def options_of(command: click.Command) -> set[str]:
+    return {
+        name.lstrip("-")
+        for parameter in command.params
+        if isinstance(parameter, click.Option)
+        for name in (*parameter.opts, *parameter.secondary_opts)
+    }
+
+
+def test_the_commands() -> None:
+    assert list(COMMANDS) == ["plan", "estimate", "emit", "launch", "models", "accelerators", "clusters", "recipes"]
+
+
+@pytest.mark.parametrize("name", sorted(OPTIONS))
+def test_the_options(name: str) -> None:
+    assert options_of(importlib.import_module(COMMANDS[name][0]).command) == OPTIONS[name]
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_option_has_help_and_every_command_json(name: str) -> None:
+    command = importlib.import_module(COMMANDS[name][0]).command
+    assert command.help
+    without = [p.name for p in command.params if isinstance(p, click.Option) and not p.help]
+    assert [option for option in without if option not in ("framework", "precision", "objective")] == []
+    if name != "emit":
+        assert "json" in options_of(command)
