@@ -27,7 +27,6 @@ NOUNS = {
     "deepspeed_defaults",
     "megatron_shapes",
     "pipeline_split",
-    "megatron_shapes",
 }
 MAY_IMPORT = {
     "decode": {"decode", *FOUNDATION, *NOUNS},

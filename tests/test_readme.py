@@ -34,7 +34,8 @@ def test_the_versions_are_the_pinned_ones() -> None:
 
 def test_make_targets_of_the_readme_exist() -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.M))
-    used = set(re.findall(r"(?:`|^)make ([\w-]+)", README.read_text() + (ROOT / "CONTRIBUTING.md").read_text(), flags=re.M))
+    pages = README.read_text() + (ROOT / "CONTRIBUTING.md").read_text()
+    used = set(re.findall(r"(?:`|^)make ([\w-]+)", pages, flags=re.M))
     assert used <= targets
 
 
