@@ -268,7 +268,7 @@ from megatron.core.optimizer import OptimizerConfig
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 import inspect
 from recipes.pretrain.machine import Machine, transformer_settings
-GPU_WITHOUT_TRANSFORMER_ENGINE = Machine(device="cuda", backend="nccl", transformer_engine=False, apex=False)
+GPU_WITHOUT_TRANSFORMER_ENGINE = Machine(name="test", device="cuda", backend="nccl", transformer_engine=False, apex=False)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 answers = {}
 def values(section):

@@ -119,10 +119,8 @@ def limit_seconds(text: str) -> int:
     if not text or text.upper() in ("UNLIMITED", "INFINITE"):
         return 0
     match = TIME_LIMIT.fullmatch(text)
-    with Problems() as problems:
-        if match is None:
-            problems.add(f"time limit {text!r} is not one of Slurm's", "write it as 12:00:00 or 2-12:00:00")
-    assert match is not None  # Problems has raised otherwise
+    if match is None:
+        raise ToolkitError(f"time limit {text!r} is not one of Slurm's", remedy="write it as 12:00:00 or 2-12:00:00")
     part = {name: int(value or 0) for name, value in match.groupdict().items()}
     return (
         86400 * (part["days"] + part["d"])
