@@ -268,7 +268,7 @@ from megatron.core.optimizer import OptimizerConfig
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 import inspect
 from recipes.pretrain.machine import Machine, transformer_settings
-GPU_WITHOUT_TRANSFORMER_ENGINE = Machine(name="test", device="cuda", backend="nccl", transformer_engine=False, apex=False)
+BARE_GPU = Machine(name="test", device="cuda", backend="nccl", transformer_engine=False, apex=False)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 answers = {}
 def values(section):
@@ -279,7 +279,7 @@ def values(section):
 for name, config in json.load(sys.stdin).items():
     try:
         latent = config["transformer"].get("multi_latent_attention")
-        settings, _ = transformer_settings(GPU_WITHOUT_TRANSFORMER_ENGINE, config["transformer"])
+        settings, _ = transformer_settings(BARE_GPU, config["transformer"])
         shape = (MLATransformerConfig if latent else TransformerConfig)(**values(settings))
         DistributedDataParallelConfig(**config["ddp"])
         optimizer = OptimizerConfig(**values(config["optimizer"]))

@@ -105,7 +105,7 @@ def test_time_limits(text: str, seconds: int) -> None:
     assert script.limit_seconds(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["1d", "12h", "1:2:3:4", "$(date)", "10 --wrap=id", "\n10"])
+@pytest.mark.parametrize("text", ["1d", "12h", "1:2:3:4", "$(date)", "10 --wrap=id", "\n10", "１２"])
 def test_what_is_no_time_limit_is_refused(text: str) -> None:
     with pytest.raises(ToolkitError, match="time limit"):
         slurm.batch_script(on_site(time_limit=text), script.Files(directory="/p"))
@@ -119,6 +119,9 @@ def test_the_request_to_stop_comes_early_enough() -> None:
     plan = msgspec.structs.replace(plan, step=step, cluster=cluster, total_parameters=9_000_000_000)
     assert script.stop_seconds(plan) == 2 * (20 + 90) + 60
     assert script.stop_seconds(on_site(time_limit="2")) == 60  # never more than half of the limit
+    slow = msgspec.structs.replace(plan.cluster, storage_bandwidth_bytes_per_second=1.0)
+    slow = plans.with_site(slow, time_limit="30-0")
+    assert script.stop_seconds(msgspec.structs.replace(plan, cluster=slow)) == 65535  # Slurm's own limit
 
 
 @pytest.mark.parametrize("field", ["partition", "account", "qos", "reservation", "constraint", "gpu_type"])

@@ -14,13 +14,14 @@ from toolkit.errors import Problems, ToolkitError
 from toolkit.plan import Plan
 
 PROGRAMS = ("finetune", "pretrain")
-LEAST_STOP_SECONDS = 120
+LEAST_STOP_SECONDS, MOST_STOP_SECONDS = 120, 65535  # the latter is Slurm's own limit
 # bf16 weights, fp32 master copy and both Adam moments: what one checkpoint holds
 CHECKPOINT_BYTES_PER_PARAMETER = 14.0
 ASSUMED_STORAGE_BYTES_PER_SECOND = 2.0e9  # assumed where the cluster does not say: a modest shared file system
 TIME_LIMIT = re.compile(
     r"(?P<minutes>\d+)|(?:(?P<days>\d+)-)?(?P<hours>\d+):(?P<m>\d+):(?P<s>\d+)|(?P<mm>\d+):(?P<ss>\d+)"
-    r"|(?P<d>\d+)-(?P<h>\d+)(?::(?P<hm>\d+))?"
+    r"|(?P<d>\d+)-(?P<h>\d+)(?::(?P<hm>\d+))?",
+    re.ASCII,
 )
 
 
@@ -107,6 +108,7 @@ def stop_seconds(plan: Plan) -> int:
     storage = cluster.storage_bandwidth_bytes_per_second or ASSUMED_STORAGE_BYTES_PER_SECOND
     saving = CHECKPOINT_BYTES_PER_PARAMETER * plan.total_parameters / storage
     wanted = max(LEAST_STOP_SECONDS, math.ceil(2.0 * (plan.step.seconds + saving)) + 60)
+    wanted = min(wanted, MOST_STOP_SECONDS)
     limit = limit_seconds(cluster.site.time_limit)
     return min(wanted, max(1, limit // 2)) if limit else wanted
 
