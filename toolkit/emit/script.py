@@ -107,8 +107,8 @@ def stop_seconds(plan: Plan) -> int:
     cluster = plan.cluster
     storage = cluster.storage_bandwidth_bytes_per_second or ASSUMED_STORAGE_BYTES_PER_SECOND
     saving = CHECKPOINT_BYTES_PER_PARAMETER * plan.total_parameters / storage
-    wanted = max(LEAST_STOP_SECONDS, math.ceil(2.0 * (plan.step.seconds + saving)) + 60)
-    wanted = min(wanted, MOST_STOP_SECONDS)
+    wanted = math.ceil(min(2.0 * (plan.step.seconds + saving) + 60.0, MOST_STOP_SECONDS))
+    wanted = max(wanted, LEAST_STOP_SECONDS)
     limit = limit_seconds(cluster.site.time_limit)
     return min(wanted, max(1, limit // 2)) if limit else wanted
 
