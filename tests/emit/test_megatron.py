@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tests import plans
 from toolkit.emit import megatron
-from toolkit.emit.megatron_core import padded_vocabulary, train_steps
+from toolkit.emit.megatron_core import train_steps
+from toolkit.emit.megatron_model import padded_vocabulary
 from toolkit.errors import ToolkitError
 from toolkit.megatron_shapes import inexpressible
 from toolkit.model import ModelSpec

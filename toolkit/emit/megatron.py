@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from toolkit.emit.megatron_core import (
-    VOCABULARY_MULTIPLE,
-    core_config,
-    expert_layers,
-    positions,
-    train_steps,
-    uneven,
-    window,
-)
+from toolkit.emit.megatron_core import core_config, train_steps
+from toolkit.emit.megatron_model import VOCABULARY_MULTIPLE, expert_layers, positions, uneven, window
 from toolkit.plan import Plan
 
 __all__ = ["arguments", "arguments_text", "core_config"]
