@@ -110,6 +110,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     other_layer_parameters: int = 0
     # per layer (sharded, replicated, routed_experts, routed_experts_active); empty: from the fields above
     counted_layers: tuple[tuple[int, int, int, int], ...] = ()
+    counted_largest_tensor: int = 0  # with counted_layers: the largest parameter tensor
 
     notes: tuple[str, ...] = ()  # assumptions made while reading the model: always shown
 

@@ -172,6 +172,7 @@ def _sort_parameters(model: Any, layers: int, hidden: int, experts: int) -> dict
         "vocab_size": vocabulary,
         "tie_word_embeddings": last is None or last is table,
         "final_norm": final,
+        "counted_largest_tensor": max(parameter.numel() for parameter in model.parameters()),
         "other_parameters": {part: count for part, count in outside.items() if count},
     }
 

@@ -85,7 +85,8 @@ def _gpt_oss(read: Reader) -> Fields:
 def _granitemoe(read: Reader) -> Fields:
     fields = _base(read, "attention_bias", "attention_bias", width="intermediate_size")
     width = read.count("shared_intermediate_size", default=0, least=0)
-    return fields | {"num_shared_experts": int(width > 0), "shared_expert_intermediate_size": width}
+    shared = {"num_shared_experts": int(width > 0), "shared_expert_intermediate_size": width}
+    return fields | shared | {"fused_gate_up": True}
 
 
 def latent_attention(read: Reader) -> Fields:

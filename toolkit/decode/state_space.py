@@ -128,6 +128,7 @@ def _granitemoehybrid(read: Reader) -> Fields:
         "intermediate_size": fields["moe_intermediate_size"],
         "num_shared_experts": 1,
         "shared_expert_intermediate_size": shared,
+        "fused_gate_up": True,
     }
 
 

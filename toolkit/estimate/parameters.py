@@ -272,6 +272,10 @@ def _expert_parts(model: ModelSpec) -> dict[str, tuple[int, int]]:
 
 def _largest(model: ModelSpec, embedding: int) -> tuple[int, int]:
     """Largest single tensor, and the most that one module owns itself (weight and bias)."""
-    found = [(embedding, embedding + model.lm_head_bias * model.vocab_size)]
-    found += [(m.elements * m.fused, m.elements * m.fused + m.bias) for m in matrices(model)]
+    positions = model.learned_positions * model.hidden_size
+    found = [(embedding, embedding + model.lm_head_bias * model.vocab_size), (positions, positions)]
+    if model.counted_layers:
+        found.append((model.counted_largest_tensor, model.counted_largest_tensor))
+    else:
+        found += [(m.elements * m.fused, m.elements * m.fused + m.bias) for m in matrices(model)]
     return max(tensor for tensor, _ in found), max(module for _, module in found)
