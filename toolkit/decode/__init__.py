@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from toolkit.decode.reader import Reader, Unsupported
+from toolkit.decode.reader import MOST_PARAMETERS, Reader, Unsupported
 from toolkit.errors import Problems, ToolkitError
 from toolkit.model import ModelSpec
 
@@ -62,8 +62,9 @@ def decode_config(config: Any, name: str, source: str = "") -> ModelSpec:
                 fields, more = vision.decode(read, vision.FAMILIES[family], families.decode_text)
             else:
                 fields, more = families.decode_text(read), []
-            if isinstance(config.get("is_encoder_decoder"), str):
-                problems.add("is_encoder_decoder is a text", "it must be true or false")
+            for part, number in fields.get("other_parameters", {}).items():
+                if number > MOST_PARAMETERS:
+                    problems.add(f"{part} would have {number:.1e} parameters", "correct the widths in the config")
     except Unsupported as unsupported:
         return _elsewhere(config, family, name, source, unsupported)
     notes += read.notes + more

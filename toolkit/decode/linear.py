@@ -138,7 +138,7 @@ def _recurrent_gemma(read: Reader) -> Fields:
 def _lfm2_width(read: Reader) -> int:
     width = read.count("block_ff_dim", "intermediate_size")
     if read.flag("block_auto_adjust_ff_dim"):
-        factor = read.number("block_ffn_dim_multiplier") or 1.0
+        factor = read.ratio("block_ffn_dim_multiplier", 1.0)
         multiple = read.count("block_multiple_of")
         width = multiple * -(-int(factor * int(2 * width / 3)) // multiple)
     return width

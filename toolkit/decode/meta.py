@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from toolkit.decode.common import builder
-from toolkit.decode.reader import Reader
+from toolkit.decode.reader import MOST_LAYERS, Reader
 from toolkit.errors import Problems, ToolkitError
 from toolkit.model import ModelSpec
 
@@ -31,7 +31,7 @@ def count_on_meta_device(config: dict[str, Any], name: str, source: str) -> Mode
     text = built.get_text_config(decoder=True)
     with Problems() as problems:
         read = Reader(_plain(text), str(text.model_type), problems, nested=True)
-        layers = read.count("num_hidden_layers", "n_layer", "num_layers", most=20_000)
+        layers = read.count("num_hidden_layers", "n_layer", "num_layers", most=MOST_LAYERS)
         hidden = read.count("hidden_size", "n_embd", "d_model")
         heads = read.count("num_attention_heads", "n_head", "num_heads", default=0, least=0)
         experts = read.count(

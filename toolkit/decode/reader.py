@@ -11,8 +11,9 @@ from typing import Any
 from toolkit.errors import Problems, ToolkitError
 
 _UNSET = object()
-MOST_LAYERS = 20_000
-MOST = 2**40  # nothing in a model is wider; larger numbers are typing errors
+MOST_LAYERS = 10_000
+MOST = 2**24  # nothing in a model is wider or longer; larger numbers are typing errors
+MOST_PARAMETERS = 2**53
 # keys that would change the shape: if the family never looks at them, the user should know
 _STRUCTURAL = re.compile(r"expert|moe|lora_rank|mamba|ssm|_bias$|qk_norm|qk_layernorm")
 _HARMLESS = re.compile(r"aux|router_jitter|scor|output_router|norm_topk|scale|capacity|backend|time_step|dropout|loss")
@@ -140,6 +141,16 @@ class Reader:
         value = self.raw(*keys)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             return 0.0
+        return float(value)
+
+    def ratio(self, key: str, default: float) -> float:
+        """A number above 0 and up to 1,000 that a width is multiplied with."""
+        value = self.raw(key)
+        if value is None:
+            value = self.default(key) or default
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1000:
+            self.problems.add(f"{self.name(key)} is {_shown(value)}", "it must be a number above 0 and up to 1000")
+            return default
         return float(value)
 
     def text(self, *keys: str, default: str = "") -> str:

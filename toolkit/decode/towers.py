@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from toolkit.decode.reader import Reader
+from toolkit.decode.reader import MOST_LAYERS, Reader
 
 
 def linear(inputs: int, outputs: int, bias: bool = True) -> int:
@@ -42,7 +42,7 @@ def _shape(read: Reader) -> tuple[int, int, int, int, int]:
     return (
         read.count("hidden_size"),
         read.count("intermediate_size"),
-        read.count("num_hidden_layers", most=20_000),
+        read.count("num_hidden_layers", most=MOST_LAYERS),
         read.count("num_channels", default=3) * patch * patch,
         (image // patch) ** 2,
     )
@@ -103,9 +103,9 @@ def _patches_3d(read: Reader, h: int, bias: bool) -> int:
 def qwen2_vl(read: Reader) -> int:
     """Qwen2-VL: rotary positions, LayerNorm; the merger joins ``m * m`` patches."""
     h, merge = read.count("embed_dim"), read.count("spatial_merge_size") ** 2
-    f = int(h * (read.number("mlp_ratio") or read.default("mlp_ratio") or 4))
+    f = int(h * read.ratio("mlp_ratio", 4.0))
     merger = layer_norm(h) + linear(h * merge, h * merge) + linear(h * merge, read.count("hidden_size"))
-    return _patches_3d(read, h, False) + read.count("depth", most=20_000) * _block(h, f) + merger
+    return _patches_3d(read, h, False) + read.count("depth", most=MOST_LAYERS) * _block(h, f) + merger
 
 
 def qwen2_5_vl(read: Reader) -> int:
@@ -113,7 +113,7 @@ def qwen2_5_vl(read: Reader) -> int:
     h, f, merge = read.count("hidden_size"), read.count("intermediate_size"), read.count("spatial_merge_size") ** 2
     block = 2 * h + 4 * linear(h, h) + 2 * linear(h, f) + linear(f, h)
     merger = h + linear(h * merge, h * merge) + linear(h * merge, read.count("out_hidden_size"))
-    return _patches_3d(read, h, False) + read.count("depth", most=20_000) * block + merger
+    return _patches_3d(read, h, False) + read.count("depth", most=MOST_LAYERS) * block + merger
 
 
 def qwen3_vl(read: Reader) -> int:
@@ -125,7 +125,7 @@ def qwen3_vl(read: Reader) -> int:
     if levels is None:
         levels = read.default("deepstack_visual_indexes") or []
     total = _patches_3d(read, h, True) + read.count("num_position_embeddings") * h
-    total += read.count("depth", most=20_000) * _block(h, f) + layer_norm(h) + join
+    total += read.count("depth", most=MOST_LAYERS) * _block(h, f) + layer_norm(h) + join
     return total + len(levels) * (layer_norm(h * merge) + join)
 
 
@@ -136,7 +136,7 @@ def glm4v(read: Reader) -> int:
     block = 2 * h + linear(h, 3 * h, read.flag("attention_bias")) + h * h + 3 * h * out
     merger = out * out + layer_norm(out) + 3 * out * f
     total = (side(read, "image_size") // patch) ** 2 * h + _patches_3d(read, h, True) + 2 * h
-    return total + read.count("depth", most=20_000) * block + linear(h * merge, out) + merger
+    return total + read.count("depth", most=MOST_LAYERS) * block + linear(h * merge, out) + merger
 
 
 TOWERS: dict[str, Callable[[Reader], int]] = {

@@ -7,7 +7,7 @@ every rank. Sources: the configuration and modelling files of transformers 5.24.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from toolkit.decode.common import Fields
 from toolkit.decode.reader import Reader, Unsupported
@@ -86,8 +86,8 @@ def _idefics3(read: Reader, vision: Reader, text: Fields) -> dict[str, int]:
 
 
 def _internvl(read: Reader, vision: Reader, text: Fields) -> dict[str, int]:
-    ratio = read.number("downsample_ratio") or 0.5
-    wide, hidden = vision.count("hidden_size") * int(1 / ratio) ** 2, text["hidden_size"]
+    ratio = read.ratio("downsample_ratio", 0.5)
+    wide, hidden = vision.count("hidden_size") * min(int(1 / ratio), 1000) ** 2, text["hidden_size"]
     return {"projector": layer_norm(wide) + linear(wide, hidden) + linear(hidden, hidden)}
 
 
@@ -150,12 +150,13 @@ def decode(read: Reader, family: VisionLanguage, decode_text: Callable[[Reader],
     else:
         read.problems.add(f"text_config of {read.family} is missing", f"one of {', '.join(_TEXT_KEYS)} must be a table")
         table, where = {}, "text_config."
-    text_family = family.text if family.fixed else table.get("model_type") or family.text
-    text_read = Reader(table, str(text_family), read.problems, where, nested=bool(where))
+    text_family = family.text if family.fixed else _kind(table, where, read) or family.text
+    text_read = Reader(table, text_family, read.problems, where, nested=bool(where))
     text = decode_text(text_read)
     if not isinstance(read.values.get("vision_config"), dict):
         raise Unsupported(f"{read.family} without vision_config")
-    vision_family = family.vision if family.fixed else read.values["vision_config"].get("model_type") or family.vision
+    named = "" if family.fixed else _kind(read.values["vision_config"], "vision_config.", read)
+    vision_family = named or family.vision
     if vision_family == read.family:  # old configs name the whole model here
         vision_family = family.vision
     if vision_family not in TOWERS:
@@ -166,6 +167,11 @@ def decode(read: Reader, family: VisionLanguage, decode_text: Callable[[Reader],
     fields = text | {"other_parameters": parts, "tie_word_embeddings": _tied(read, text_read, family)}
     text_read.notes = [note for note in text_read.notes if "tie_word_embeddings" not in note]
     return fields, text_read.notes + vision.notes
+
+
+def _kind(table: dict[str, Any], where: str, read: Reader) -> str:
+    """The model_type of a part, empty when it has none."""
+    return Reader(table, "", read.problems, where).text("model_type")
 
 
 def _tied(read: Reader, text: Reader, family: VisionLanguage) -> bool:

@@ -15,15 +15,34 @@ TARGETS = ("all-linear", "attention")
 # (tests/estimate/test_adapters.py): of these it adapts the fused experts and the routers, but not the dense MLPs
 # and shared experts, whose matrices carry the names that experts had before they were fused ...
 _EXPERTS_ADAPTED = frozenset(
-    "deepseek_v2 deepseek_v3 dots1 ernie4_5_moe exaone_moe flex_olmo glm4_moe glm4_moe_lite hunyuan_v1_moe "
-    "mellum minimax_m2 mixtral olmoe qwen3_moe qwen3_next sarvam_mla solar_open".split()
+    [
+        "deepseek_v2",
+        "deepseek_v3",
+        "dots1",
+        "ernie4_5_moe",
+        "exaone_moe",
+        "flex_olmo",
+        "glm4_moe",
+        "glm4_moe_lite",
+        "hunyuan_v1_moe",
+        "mellum",
+        "minimax_m2",
+        "mixtral",
+        "olmoe",
+        "qwen3_moe",
+        "qwen3_next",
+        "sarvam_mla",
+        "solar_open",
+    ]
 )
 # ... of these it adapts the routers and whatever is linear ...
 _ROUTERS_ADAPTED = frozenset(("dbrx", "llama4", "llama4_text", "phimoe"))
 # ... and these it refuses, because a fused Mamba kernel passes over the adapter of out_proj
 _REFUSED = frozenset(("mamba", "mamba2", "falcon_mamba", "falcon_h1", "nemotron_h"))
 # families with matrices that no field of a ModelSpec describes
-_UNLISTED = frozenset("afmoe doge deepseek_v32 glm_moe_dsa kimi_linear minimax recurrent_gemma zamba zamba2".split())
+_UNLISTED = frozenset(
+    ["afmoe", "doge", "deepseek_v32", "glm_moe_dsa", "kimi_linear", "minimax", "recurrent_gemma", "zamba", "zamba2"]
+)
 
 
 class Matrix(NamedTuple):
@@ -167,8 +186,10 @@ def lora_parameters(model: ModelSpec, rank: int, targets: str = "all-linear") ->
     ``attention``: query, key, value and output matrices. ``all-linear``: what peft 0.21.2 adapts with transformers
     5.24, which is every linear layer except the head; but of most mixtures the routed experts (gate and up are one
     tensor there and get twice the rank) and the router, and no dense MLP or shared expert. Left out: the vision
-    tower and projector. Raises ToolkitError for other targets, a rank below 1, families that peft refuses, and families whose
-    matrices are not all described by the shape.
+    tower and projector.
+
+    Raises ToolkitError for other targets, a rank below 1, families that peft refuses, and families whose matrices
+    are not all described by the shape.
     """
     if targets not in TARGETS:
         raise ToolkitError(f"unknown LoRA targets {targets!r}", remedy=f"use one of: {', '.join(TARGETS)}")
