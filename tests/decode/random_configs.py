@@ -133,19 +133,18 @@ def small(family: str, pick: random.Random, core: bool = True) -> dict[str, Any]
 CORE = {"num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "intermediate_size"}
 # keys whose default is null in the configuration class, so that the table of defaults does not list them
 _KV, _DIM = "num_key_value_heads", "head_dim"
-OPTIONAL: dict[str, tuple[str, ...]] = {
-    family: (_KV, _DIM)
-    for family in (
-        "llama mistral ministral ministral3 granite smollm3 ernie4_5 exaone exaone4 arcee seed_oss mixtral gpt_oss llama4_text "
-        "hyperclovax hunyuan_v1_dense hunyuan_v1_moe internlm3 iquestcoder dots1 diffllama flex_olmo mellum hy_v3 exaone_moe"
-    ).split()
-} | {
-    family: (_KV,)
-    for family in (
-        "phi phi3 stablelm cohere cohere2 olmo olmo2 olmo3 apertus bitnet doge nanochat jais2 nemotron granitemoe "
-        "granitemoeshared granitemoehybrid olmoe olmo_hybrid zamba zamba2 recurrent_gemma ernie4_5_moe aria_text helium"
-    ).split()
-}
+_BOTH = """
+    llama mistral ministral ministral3 granite smollm3 ernie4_5 exaone exaone4 arcee seed_oss mixtral gpt_oss
+    llama4_text hyperclovax hunyuan_v1_dense hunyuan_v1_moe internlm3 iquestcoder dots1 diffllama flex_olmo mellum
+    hy_v3 exaone_moe
+"""
+_GROUPS = """
+    phi phi3 stablelm cohere cohere2 olmo olmo2 olmo3 apertus bitnet doge nanochat jais2 nemotron granitemoe
+    granitemoeshared granitemoehybrid olmoe olmo_hybrid zamba zamba2 recurrent_gemma ernie4_5_moe aria_text helium
+"""
+OPTIONAL: dict[str, tuple[str, ...]] = dict.fromkeys(_BOTH.split(), (_KV, _DIM)) | dict.fromkeys(
+    _GROUPS.split(), (_KV,)
+)
 OPTIONAL |= {
     "falcon": ("num_kv_heads", "ffn_hidden_size"),
     "gpt2": ("n_inner",),

@@ -42,8 +42,9 @@ def heads(
         wide = max(hidden_size // number, 1)
     groups = read.optional(*kv) or number
     if number % groups:
+        default = "" if read.raw(*kv) is not None else f" (the default of {read.family}: it is not in the config)"
         read.problems.add(
-            f"{read.name(kv[0])} {groups} does not divide {read.name('num_attention_heads')} {number}",
+            f"{read.name(kv[0])} {groups}{default} does not divide {read.name('num_attention_heads')} {number}",
             "every key and value head serves the same number of query heads",
         )
     return {"num_attention_heads": number, "num_key_value_heads": groups, "head_dim": wide}
