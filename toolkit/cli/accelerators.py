@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(name: str | None, as_json: bool) -> None:
-    r"""List accelerators, or show one with the source of each figure.
+    """List accelerators, or show one with the source of each figure.
 
     \b
     toolkit accelerators

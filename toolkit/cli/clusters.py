@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.option("--gpus-per-node", type=click.IntRange(min=1), help="Use fewer GPUs of each node than it has.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(name: str | None, gpus: str | None, gpus_per_node: int | None, as_json: bool) -> None:
-    r"""List named clusters, or show one with the source of each figure.
+    """List named clusters, or show one with the source of each figure.
 
     \b
     toolkit clusters

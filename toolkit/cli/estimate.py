@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.option("--force", is_flag=True, help="Let --out replace files that exist.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(**options: Any) -> None:
-    r"""Evaluate one strategy. Degrees that are not given are 1; dp and accumulation follow from the rest.
+    """Evaluate one strategy. Degrees that are not given are 1; dp and accumulation follow from the rest.
 
     \b
     toolkit estimate --model llama-2-7b --gpus 8 --accelerator a100-80gb --zero 2 --micro-batch 1

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @click.option("--dry-run", is_flag=True, help="Write the files and print the command, start nothing.")
 @click.option("--json", "as_json", is_flag=True, help="With --submit or --dry-run: print JSON.")
 def command(what: str, program_arguments: tuple[str, ...], **options: Any) -> None:
-    r"""Write the files of a recipe or of PLAN.json, and start them. What follows -- goes to the program.
+    """Write the files of a recipe or of PLAN.json, and start them. What follows -- goes to the program.
 
     \b
     toolkit launch tiny --gpus 2 --cluster local-cpu

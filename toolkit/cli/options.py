@@ -21,7 +21,7 @@ PINS = (
     (("--dp", "--data-parallel"), "dp", "Data parallel degree."),
     (("--dp-shard",), "dp_shard", "Ranks that share one sharded copy (hybrid sharding)."),
     (("--vpp", "--virtual-pipeline-stages"), "virtual_pipeline_stages", "Model chunks per pipeline stage."),
-    (("--zero",), "zero_stage", "ZeRO stage 0..3 (Megatron's distributed optimizer is 1)."),
+    (("--zero",), "zero_stage", "ZeRO stage (Megatron's distributed optimizer is 1)."),
     (("--hpz",), "hpz", "Group that keeps a secondary parameter copy (ZeRO++)."),
     (("--micro-batch",), "micro_batch_size", "Sequences per GPU per forward pass."),
     (("--accumulation",), "gradient_accumulation_steps", "Micro batches per optimizer step."),
@@ -64,9 +64,8 @@ def strategy_options(function: Function) -> Function:
         "--sequence-parallel/--no-sequence-parallel", default=None, help="Megatron's, inside tensor parallelism."
     )(function)
     for names, field, text in reversed(PINS):
-        function = click.option(*names, field, type=click.IntRange(min=0 if field == "zero_stage" else 1), help=text)(
-            function
-        )
+        allowed = click.IntRange(0, 3) if field == "zero_stage" else click.IntRange(min=1)
+        function = click.option(*names, field, type=allowed, help=text)(function)
     return function
 
 

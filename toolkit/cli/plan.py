@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @click.option("--force", is_flag=True, help="Let --out replace files that exist.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(**options: Any) -> None:
-    r"""Rank training plans for a model and a cluster.
+    """Rank training plans for a model and a cluster.
 
     \b
     toolkit plan --params 7B --gpus 64

@@ -11,7 +11,7 @@ import click
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(name: str | None, as_json: bool) -> None:
-    r"""List recipes, or show one.
+    """List recipes, or show one.
 
     \b
     toolkit recipes

@@ -149,9 +149,7 @@ def _contract(
         changes["sequence_length"] = length
         changes["global_batch_size"] = options.get("global_batch") or _default_batch(method, length, cluster, said)
         changes["learning_rate"] = LEARNING_RATE[method]
-        said.append(
-            f"learning rate {LEARNING_RATE[method]:g}, cosine, no data set: give a --recipe, or edit the contract"
-        )
+        said.append(f"learning rate {LEARNING_RATE[method]:g}, cosine, no data set: give a --recipe, or edit plan.json")
     else:
         for option, field in (("sequence_length", "sequence_length"), ("global_batch", "global_batch_size")):
             if options.get(option) and options[option] != getattr(base, field):
@@ -179,12 +177,11 @@ def _from_anywhere(name: str) -> str:
     """A path as the training program finds it from another directory; names stay as they are."""
     from pathlib import Path
 
+    from toolkit.registry.models import find
+
     path = Path(name).expanduser()
-    return (
-        str(path.absolute())
-        if ("/" in name or name.endswith(".json") or name in (".", "..")) and path.exists()
-        else name
-    )
+    is_path = "/" in name or name.endswith(".json") or find(name) is None  # load_model prefers a registered name
+    return str(path.absolute()) if is_path and path.exists() else name
 
 
 def _precision(options: dict[str, Any], recipe: Recipe | None, cluster: ClusterSpec, said: list[str]) -> str:

@@ -126,7 +126,7 @@ def _elsewhere(config: dict[str, Any], family: str, name: str, source: str, unsu
     what = unsupported.problems[0].message
     near = difflib.get_close_matches(family, families.known(), n=3, cutoff=0.5)
     nearest = f"the nearest known: {', '.join(near)}" if near else f"known: {', '.join(families.known())}"
-    nearest += "; if its layers are built like those of one, plan with a copy of its config.json that says so"
+    nearest += "; if its layers are like those of a known one, plan with a copy of the file that names that model_type"
     if importlib.util.find_spec("transformers") is None or importlib.util.find_spec("torch") is None:
         raise ToolkitError(
             f"{name}: {what} is not known here",

@@ -64,8 +64,8 @@ def find_recipe(name: str) -> Found:
     if key not in paths:
         raise ToolkitError(
             f"unknown recipe {name!r}",
-            remedy=f"{strict.did_you_mean(key, paths)} Your own go into {files.user_folder() / 'recipes'}/NAME.toml,"
-            " or give the path of a TOML file",
+            remedy=f"{strict.did_you_mean(key, paths)} (your own go into {files.user_folder() / 'recipes'}/NAME.toml,"
+            " or give the path of a TOML file)",
         )
     return Found(_read(paths[key]), paths[key])
 
