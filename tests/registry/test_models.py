@@ -51,6 +51,7 @@ def test_no_alias_means_two_models() -> None:
         ("deepseek-ai/DeepSeek-R1", "deepseek-v3"),
         ("mistralai/Mixtral-8x7B-v0.1", "mixtral-8x7b"),
         ("qwen3 32b", "qwen3-32b"),
+        ("llama3:8b", "llama-3-8b"),
     ],
 )
 def test_names_as_people_write_them(text: str, name: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from msgspec import structs
+
 from toolkit.decode.reader import MOST_PARAMETERS, Reader, Unsupported
 from toolkit.errors import Problems, ToolkitError
 from toolkit.model import ModelSpec
@@ -48,7 +50,12 @@ def decode_config(config: Any, name: str, source: str = "") -> ModelSpec:
     """
     if not isinstance(config, dict):
         raise ToolkitError(f"the config of {name} is not an object of keys and values", remedy="give a config.json")
+    thinker = config.get("thinker_config")
+    if isinstance(thinker, dict):  # Qwen-Omni: the part that reads and answers; what speaks is trained apart
+        config = {"model_type": f"{config.get('model_type')}_thinker"} | thinker
     family, notes = _family(config, name)
+    if isinstance(thinker, dict):
+        notes.append("thinker_config alone is counted: the talker and the vocoder are separate models")
     from toolkit.decode import families, vision
 
     try:
@@ -66,7 +73,7 @@ def decode_config(config: Any, name: str, source: str = "") -> ModelSpec:
                 if number > MOST_PARAMETERS:
                     problems.add(f"{part} would have {number:.1e} parameters", "correct the widths in the config")
     except Unsupported as unsupported:
-        return _elsewhere(config, family, name, source, unsupported)
+        return _elsewhere(config, family, name, source, unsupported, notes)
     notes += read.notes + more
     unread = read.unread() if family not in vision.FAMILIES else []
     if unread:
@@ -135,7 +142,8 @@ def _elsewhere(config: dict[str, Any], family: str, name: str, source: str, unsu
     from toolkit.decode.meta import count_on_meta_device
 
     try:
-        return count_on_meta_device(config, name, source)
+        spec = count_on_meta_device(config, name, source)
+        return structs.replace(spec, notes=(*notes, *spec.notes))
     except ToolkitError as error:
         raise ToolkitError(
             f"{name}: {what} is not known here, and transformers could not count it: {error.problems[0].message}",

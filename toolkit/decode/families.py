@@ -20,9 +20,6 @@ _SAME = {
 ALIASES = {
     "minimax_text_01": "minimax",
     "minimax_m1": "minimax",
-    "refinedweb": "falcon",
-    "refinedwebmodel": "falcon",
-    "stablelm_epoch": "stablelm",
 }
 
 

@@ -58,6 +58,7 @@ def load_model(text: str) -> ModelSpec:
 def find(text: str) -> files.Entry | None:
     """The registered model that a name means: as it is, or without owner and words like -hf and -Instruct."""
     name = re.split(r"[/\\]", text.strip().rstrip("/\\"))[-1]
+    name = name.replace(":", "-")  # ollama's llama3:8b
     words = files.normal(name).split("-")
     return files.find(KIND, name) or files.find(KIND, "-".join(word for word in words if word not in _SAME_SHAPE))
 
