@@ -123,7 +123,9 @@ def _spelled(kind: str) -> str:
     return kind
 
 
-def _elsewhere(config: dict[str, Any], family: str, name: str, source: str, unsupported: Unsupported) -> ModelSpec:
+def _elsewhere(
+    config: dict[str, Any], family: str, name: str, source: str, unsupported: Unsupported, notes: list[str]
+) -> ModelSpec:
     """Count with transformers if it is there; else say what is unknown and what is nearest."""
     import difflib
     import importlib.util
