@@ -129,6 +129,7 @@ def test_all_problems_are_told_at_once() -> None:
         (("plan", "--params", "7B", "--gpus", "8", "--accelerator", "v100-32gb", "--precision", "bf16"), "has no bf16"),
         (("plan", "--model", "gpt2", "--gpus", "8", "--sequence-length", "4096"), "1024 learned positions"),
         (("plan", "--params", "7B", "--gpus", "12"), "2x6"),
+        (("plan", "--params", "7B", "--gpus", "8", "--zero", "4"), "--zero"),
         (("plan", "--recipe", "tinny", "--gpus", "2"), "tiny"),
         (("plan", "--recipe", "tiny", "--gpus", "2", "--framework", "megatron"), "does not use megatron"),
     ],

@@ -78,3 +78,12 @@ def test_every_option_has_help_and_every_command_json(name: str) -> None:
     assert [option for option in without if option not in ("framework", "precision", "objective")] == []
     if name != "emit":
         assert "json" in options_of(command)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_keeps_the_lines_of_its_examples(name: str) -> None:
+    command: click.Command = importlib.import_module(COMMANDS[name][0]).command
+    text = command.get_help(click.Context(command))
+    assert "\\b" not in text
+    examples = [line for line in text.splitlines() if f"toolkit {name}" in line]
+    assert all(line.strip().count("toolkit ") == 1 for line in examples), text
