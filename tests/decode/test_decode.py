@@ -267,7 +267,7 @@ def test_random_damage_gives_a_count_or_a_sentence(data: st.DataObject) -> None:
         if data.draw(st.booleans()):
             del table[key]
         else:
-            table[key] = data.draw(st.sampled_from(JUNK))
+            table[key] = copy.deepcopy(data.draw(st.sampled_from(JUNK)))
         if not table:
             break
     with pytest.MonkeyPatch.context() as patch:
