@@ -145,7 +145,7 @@ def test_nothing_fits_exits_with_1_and_ways_out() -> None:
     done = toolkit("plan", "--params", "70B", "--gpus", "4", "--accelerator", "a100-40gb", "--framework", "fsdp")
     assert done.returncode == 1
     assert "nearest miss" in done.stderr
-    assert "GPUs: fsdp" in done.stderr
+    assert "on 128 GPUs (16 x 8): fsdp" in done.stderr
 
 
 def test_nothing_legal_exits_with_1_and_the_rules() -> None:

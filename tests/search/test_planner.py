@@ -4,11 +4,12 @@ import numpy
 import pytest
 
 from tests.requests import asked, request_for
+from toolkit.cli.request import larger_clusters
 from toolkit.registry.calibrations import load_calibration
 from toolkit.search.constraints import violated
 from toolkit.search.misses import ways_to_fit
 from toolkit.search.planner import search
-from toolkit.search.rank import ladder
+from toolkit.search.rank import PRICE_OF_RUNG, RUNGS, ladder, price
 from toolkit.search.reasons import reasons
 from toolkit.strategy import describe
 
@@ -70,13 +71,39 @@ def test_columns_and_one_plan_agree_exactly(seven) -> None:
             assert block.total_bytes[row] == choice.estimate.memory.total_bytes
 
 
-def test_no_fitting_candidate_beats_the_first_by_more_than_the_ladder_allows(seven) -> None:
+def test_no_fitting_candidate_beats_the_first_by_more_than_its_complexity_must_earn(seven) -> None:
     _, result = seven
-    from toolkit.search.rank import PRICE_OF_RUNG
+    first = result.choices[0]
+    paid = first.estimate.step.seconds * (1 + price(first.strategy))
+    for block in result.blocks:
+        fits = block.verdict == 0
+        assert (block.seconds * (1 + price(block.strategy)))[fits].min(initial=numpy.inf) >= paid * (1 - 1e-12)
 
-    best = result.choices[0].estimate.step.seconds
-    fits = numpy.concatenate([b.seconds[b.verdict == 0] for b in result.blocks])
-    assert fits.min() >= best / (1 + max(PRICE_OF_RUNG))
+
+def test_every_rung_has_a_price_and_prices_rise() -> None:
+    assert len(PRICE_OF_RUNG) == len(RUNGS)
+    assert list(PRICE_OF_RUNG) == sorted(PRICE_OF_RUNG)
+
+
+def test_short_sequences_are_not_cut_for_a_gain_inside_the_error() -> None:
+    """cp 2 with twice the micro batch is cp 1 with more messages: it does not come first, nor crowd the list."""
+    request = request_for(model="llama-2-7b", gpus=64, framework="megatron")
+    result = search(request, CALIBRATION, top=3)
+    assert [choice.strategy.cp for choice in result.choices] == [1, 1, 1]
+
+
+def test_long_sequences_are_cut() -> None:
+    request = request_for(model="llama-3.1-8b", gpus=64, framework="megatron", sequence_length=131072, global_batch=32)
+    assert search(request, CALIBRATION, top=1).choices[0].strategy.cp > 1
+
+
+def test_one_gpu_may_offload() -> None:
+    """A 7B does not fit one GPU with Adam, and trains on one with its optimizer in host memory (ZeRO-Offload)."""
+    request = request_for(gpus=1, accelerator="a100-80gb")
+    best = search(request, CALIBRATION, top=1).choices[0]
+    assert best.strategy.offload and best.strategy.zero_stage
+    said = reasons(request, search(request, CALIBRATION, top=1), best)
+    assert any("without it nothing fits" in sentence for sentence in said)
 
 
 def test_the_memory_objective_orders_by_bytes() -> None:
@@ -109,6 +136,28 @@ def test_when_nothing_fits_the_ways_out_do_fit() -> None:
     ways = ways_to_fit(request, CALIBRATION)
     assert any(way.change.startswith("on ") for way in ways)
     assert all(way.total_bytes <= request.cluster.accelerator.memory_bytes for way in ways)
+
+
+def test_a_node_is_filled_before_a_second_one_is_asked_for() -> None:
+    made = asked(model="llama-3.1-70b", gpus="2", accelerator="a100-80gb", framework="fsdp")
+    ways = ways_to_fit(made.request, made.calibration, larger_clusters(made))
+    (more,) = [way.change for way in ways if way.change.startswith("on ")]
+    nodes, per_node = more.partition("(")[2].rstrip(")").split(" x ")
+    assert int(per_node) == 8 or int(nodes) == 1
+
+
+def test_no_sequence_for_every_gpu_has_a_larger_batch_as_way_out() -> None:
+    request = request_for(gpus=64, framework="fsdp", global_batch=8)
+    assert any("--global-batch 64" in way.change for way in ways_to_fit(request, CALIBRATION))
+
+
+def test_reasons_of_a_lower_rank_do_not_call_a_faster_plan_too_complex(seven) -> None:
+    """Whatever is ranked before a plan and faster is said to be ranked before it."""
+    request, result = seven
+    first = describe(result.choices[0].strategy)
+    for choice in result.choices[1:]:
+        for sentence in reasons(request, result, choice):
+            assert not (sentence.startswith(first) and "must earn" in sentence)
 
 
 @pytest.mark.parametrize(

@@ -31,17 +31,18 @@ def command(**options: Any) -> None:
     from toolkit.cli.request import build
     from toolkit.errors import ToolkitError
     from toolkit.report import document
+    from toolkit.search.advice import advice
     from toolkit.search.constraints import violated
     from toolkit.search.planner import choose
 
     asked = build(options)
     strategy = strategy_of(asked.request, pins_of(options))
     broken = violated(asked.request, strategy)
-    errors = [problem for constraint, problem in broken if not constraint.advice]
-    if errors:
-        raise ToolkitError(*errors)
+    if any(not constraint.advice for constraint, _ in broken):
+        raise ToolkitError(*(problem for _, problem in broken))
     warnings = tuple(f"warning: {problem.message} ({problem.remedy})" for _, problem in broken)
-    plan = plan_of(asked, choose(asked.request, asked.calibration, strategy), warnings)
+    choice = choose(asked.request, asked.calibration, strategy)
+    plan = plan_of(asked, choice, (*warnings, *advice(asked.request, choice)))
     if options["out"]:
         from toolkit.cli.plan import write
 
@@ -55,7 +56,7 @@ def command(**options: Any) -> None:
         out = terminal.console()
         terminal.heading(out, plan.model, plan.total_parameters, plan.active_parameters, plan.cluster, plan.workload)
         terminal.plans_table(out, [plan])
-        terminal.reasons(out, "warnings", plan.reason)
+        terminal.reasons(out, "notes", plan.reason)
         terminal.memory_bars(out, plan)
         terminal.step_parts(out, plan)
         terminal.reasons(out, "assumed", asked.assumptions)

@@ -108,10 +108,9 @@ def _calibration_note(asked: Asked) -> list[str]:
 def _explain(out: Any, asked: Asked, result: SearchResult, best: Plan) -> None:
     from toolkit.report import terminal
     from toolkit.search.constraints import SENTENCES
-    from toolkit.search.rank import ladder
 
     terminal.step_parts(out, best)
-    terminal.ladder(out, ladder(result.blocks), best.memory_limit_bytes)
+    terminal.ladder(out, result.ladder, best.memory_limit_bytes)
     terminal.candidates(out, result.total, result.feasible, result.seconds, result.eliminated, SENTENCES)
     explain_plan(out, asked, best)
 
@@ -144,8 +143,9 @@ def write(chosen: Plan, directory: str, force: bool) -> None:
 
 def no_plan(asked: Asked, result: SearchResult) -> Exception:
     """What to tell when nothing fits: broken rules, or the nearest miss and every way out."""
+    from toolkit.cli.request import larger_clusters
     from toolkit.errors import NoFeasiblePlan, Problem
-    from toolkit.search.constraints import HOST_MEMORY, MEMORY, SENTENCES
+    from toolkit.search.constraints import SENTENCES
     from toolkit.search.misses import nearest_miss, ways_to_fit
     from toolkit.strategy import describe
     from toolkit.units import format_bytes
@@ -158,7 +158,7 @@ def no_plan(asked: Asked, result: SearchResult) -> Exception:
     if nearest is None:
         for name in result.eliminated:
             problems.append(Problem(f"no candidate passes '{name}': {SENTENCES[name]}"))
-    elif result.eliminated.get(MEMORY):
+    elif nearest.estimate.memory.total_bytes > nearest.limit_bytes:
         parts = sorted(
             ((getattr(nearest.estimate.memory, n), n) for n in nearest.estimate.memory.__struct_fields__), reverse=True
         )
@@ -170,10 +170,17 @@ def no_plan(asked: Asked, result: SearchResult) -> Exception:
                 f"({largest})"
             )
         )
-    if result.eliminated.get(HOST_MEMORY):
-        problems.append(Problem(f"{result.eliminated[HOST_MEMORY]:,} candidates {SENTENCES[HOST_MEMORY]}"))
+    else:
+        problems.append(
+            Problem(
+                f"no plan fits: the nearest miss, {describe(nearest.strategy)}, fits the GPU with "
+                f"{format_bytes(nearest.estimate.memory.total_bytes)} of {format_bytes(nearest.limit_bytes)}, but "
+                f"needs {format_bytes(nearest.estimate.host_memory.total_bytes)} of host memory on a node that has "
+                f"{format_bytes(nearest.host_limit_bytes)}"
+            )
+        )
     problems.append(Problem(f"{result.total:,} candidates, eliminated by: {eliminated}"))
-    ways = ways_to_fit(asked.request, asked.calibration)
+    ways = ways_to_fit(asked.request, asked.calibration, larger_clusters(asked))
     if ways:
         problems.append(Problem("it would fit", "\n  ".join(str(way) for way in ways)))
     return NoFeasiblePlan(*problems)

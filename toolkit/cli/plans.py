@@ -5,6 +5,7 @@ from __future__ import annotations
 from toolkit.cli.request import Asked
 from toolkit.estimate.parameters import count_parameters
 from toolkit.plan import Plan
+from toolkit.search.advice import advice
 from toolkit.search.planner import Choice, SearchResult
 from toolkit.search.reasons import reasons
 
@@ -38,4 +39,7 @@ def plan_of(asked: Asked, choice: Choice, reason: tuple[str, ...]) -> Plan:
 
 def plans_of(asked: Asked, result: SearchResult) -> list[Plan]:
     """All choices as Plans, best first, each with its reasons."""
-    return [plan_of(asked, choice, reasons(asked.request, result, choice)) for choice in result.choices]
+    return [
+        plan_of(asked, choice, (*reasons(asked.request, result, choice), *advice(asked.request, choice)))
+        for choice in result.choices
+    ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +40,7 @@ class Asked:
     assumptions: tuple[str, ...]
     calibration: Calibration
     name: str
+    options: dict[str, Any]  # of the command, as given
 
 
 def build(options: dict[str, Any]) -> Asked:
@@ -103,7 +106,30 @@ def build(options: dict[str, Any]) -> Asked:
         assumptions=tuple(said),
         calibration=calibration,
         name=recipe.name if recipe else model.name,
+        options=options,
     )
+
+
+def larger_clusters(asked: Asked) -> Iterator[ClusterSpec]:
+    """Twice the GPUs, four times, ..., laid out as the command would: a node is filled before there are two.
+
+    Sizes that do not make equal nodes, or that the cluster does not have, are left out.
+    """
+    from toolkit.registry.clusters import resolve_cluster
+    from toolkit.search.misses import MOST_GPUS
+    from toolkit.units import parse_gpus
+
+    given = parse_gpus(asked.options["gpus"])
+    gpus = asked.request.cluster.num_gpus
+    while (gpus := 2 * gpus) <= MOST_GPUS:
+        nodes = f"{gpus // given.gpus_per_node}x{given.gpus_per_node}" if given.gpus_per_node else str(gpus)
+        with contextlib.suppress(ToolkitError):
+            yield resolve_cluster(
+                nodes,
+                cluster=asked.options.get("cluster"),
+                accelerator=asked.options.get("accelerator") or given.accelerator or None,
+                gpus_per_node=asked.options.get("gpus_per_node"),
+            )
 
 
 def _recipe(options: dict[str, Any]) -> Recipe | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -33,8 +34,10 @@ def heading(out: Console, plan_model: Any, total: int, active: int, cluster: Any
     if active != total:
         parameters += f", {format_count(active)} active"
     out.print(Text(f"{plan_model.name}: {parameters}", style="bold"))
+    domain = f", {cluster.fast_domain} in a fast domain" if cluster.fast_domain != cluster.gpus_per_node else ""
+    layout = f"{cluster.nodes} x {cluster.gpus_per_node}{domain}"
     out.print(
-        f"{cluster.num_gpus} x {cluster.accelerator.name} ({cluster.name}: {cluster.nodes} x {cluster.gpus_per_node}), "
+        f"{cluster.num_gpus} x {cluster.accelerator.name} ({cluster.name}: {layout}), "
         f"{format_bytes(cluster.accelerator.memory_bytes)} usable each",
         markup=False,
     )
@@ -66,12 +69,17 @@ def plans_table(out: Console, plans: Sequence[Plan]) -> None:
             Text(describe(plan.strategy)),
             f"{plan.memory.total_bytes / 2**30:.1f}",
             Text(plan.verdict, style=_VERDICT_STYLE[plan.verdict]),
-            f"{step.seconds:.3g}",
-            f"{step.lower_seconds:.3g}-{step.upper_seconds:.3g}",
+            _seconds(step.seconds),
+            f"{_seconds(step.lower_seconds)}-{_seconds(step.upper_seconds)}",
             f"{step.tokens_per_second_per_gpu:,.0f}",
             f"{step.mfu:.1%}",
         )
     out.print(table)
+
+
+def _seconds(value: float) -> str:
+    """Three digits, never as a power of ten."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def memory_bars(out: Console, plan: Plan) -> None:
@@ -118,7 +126,19 @@ def reasons(out: Console, title: str, sentences: Iterable[str]) -> None:
     if sentences:
         out.print(Text(title, style="bold"))
         for sentence in sentences:
-            out.print(f"  - {sentence}", markup=False)
+            out.print(_hanging(sentence, out.width), markup=False, soft_wrap=True)
+
+
+def _hanging(sentence: str, width: int) -> str:
+    """A list item whose further lines are indented like its first; options such as --cluster are not broken."""
+    return textwrap.fill(
+        sentence,
+        width,
+        initial_indent="  - ",
+        subsequent_indent="    ",
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
 
 
 def candidates(

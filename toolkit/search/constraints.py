@@ -8,6 +8,7 @@ from typing import Any
 from toolkit.errors import Problem
 from toolkit.megatron_shapes import inexpressible
 from toolkit.model import ModelSpec
+from toolkit.search.candidates import divisors
 from toolkit.search.request import Request
 from toolkit.search.rules import CONSTRAINTS, Constraint
 from toolkit.strategy import Strategy
@@ -62,6 +63,11 @@ def _tp_choices(model: ModelSpec) -> list[int]:
     return [t for t in range(1, heads + 1) if heads % t == 0 and (kv % t == 0 or t % kv == 0)]
 
 
+def _vpp_choices(model: ModelSpec, pp: int) -> list[int]:
+    layers = model.num_hidden_layers
+    return divisors(layers // pp) if pp > 1 and layers % pp == 0 else [1]
+
+
 def _fill(text: str, request: Request, strategy: Strategy) -> str:
     s = strategy
     multiple = s.cp * lcm(2, s.tp) if s.sequence_parallel else 2 * s.cp
@@ -75,5 +81,6 @@ def _fill(text: str, request: Request, strategy: Strategy) -> str:
         unbuildable=", ".join(inexpressible(request.model)),
         batch_product=s.micro_batch_size * s.dp * s.gradient_accumulation_steps,
         tp_choices=", ".join(map(str, _tp_choices(request.model))),
+        vpp_choices=", ".join(map(str, _vpp_choices(request.model, s.pp))),
         sequence_multiple=multiple,
     )

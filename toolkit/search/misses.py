@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -28,8 +29,12 @@ class Way:
         return f"{self.change}: {self.plan} needs {format_bytes(self.total_bytes)}"
 
 
-def ways_to_fit(request: Request, calibration: Calibration) -> list[Way]:
-    """Changes tried one at a time: each pin dropped, the framework opened, recompute, LoRA, more GPUs."""
+def ways_to_fit(request: Request, calibration: Calibration, larger: Iterable[ClusterSpec] | None = None) -> list[Way]:
+    """Changes tried one at a time: each pin dropped, the framework opened, LoRA, QLoRA, a batch for all, more GPUs.
+
+    Recomputation, offload and smaller micro batches are candidates of every search, so they need no trial of
+    their own. ``larger`` are clusters of rising size to try, by default twice the nodes, four times, ...
+    """
     ways: list[Way] = []
     for pin, value in request.pins.items():
         pins = {name: v for name, v in request.pins.items() if name != pin}
@@ -45,7 +50,8 @@ def ways_to_fit(request: Request, calibration: Calibration) -> list[Way]:
     if workload.method != "qlora":
         qlora = msgspec.structs.replace(workload, method="qlora")
         _try(ways, "with --method qlora", request.replace(workload=qlora), calibration)
-    _more_gpus(ways, request, calibration)
+    _larger_batch(ways, request, calibration)
+    _more_gpus(ways, request, calibration, larger if larger is not None else _more_nodes(request.cluster))
     return ways
 
 
@@ -54,30 +60,58 @@ def nearest_miss(request: Request, calibration: Calibration) -> Choice | None:
     return least_memory(request, calibration, search(request, calibration, top=0))
 
 
-def _more_gpus(ways: list[Way], request: Request, calibration: Calibration) -> None:
-    cluster, workload = request.cluster, request.workload
+def _larger_batch(ways: list[Way], request: Request, calibration: Calibration) -> None:
+    """Data parallelism over all GPUs needs a sequence for each of them."""
+    batch, gpus = request.workload.global_batch_size, request.cluster.num_gpus
+    if batch % gpus:
+        larger = msgspec.structs.replace(request.workload, global_batch_size=-(-batch // gpus) * gpus)
+        words = f"with --global-batch {larger.global_batch_size} (another experiment)"
+        _try(ways, words, request.replace(workload=larger), calibration)
+
+
+def _more_gpus(ways: list[Way], request: Request, calibration: Calibration, larger: Iterable[ClusterSpec]) -> None:
+    """The fewest GPUs that hold the model; where that takes offload, the fewest that need none as well."""
+    offloaded = False
+    for cluster in larger:
+        # a data-parallel size above the global batch is illegal: keep the batch, as the contract asks
+        bigger = request.replace(cluster=cluster)
+        choice = _best(bigger, calibration)
+        if choice is None or (offloaded and choice.strategy.offload):
+            continue
+        _add(ways, f"on {cluster.num_gpus} GPUs ({cluster.nodes} x {cluster.gpus_per_node})", choice)
+        if not choice.strategy.offload:
+            return
+        offloaded = True
+
+
+def _more_nodes(cluster: ClusterSpec) -> Iterator[ClusterSpec]:
+    """The same kind of nodes, twice as many, four times, ..."""
     factor = 2
     while cluster.num_gpus * factor <= MOST_GPUS:
-        larger = _grown(cluster, factor)
-        # a data-parallel size above the global batch is illegal: keep the batch, as the contract asks
-        if _try(ways, f"on {larger.num_gpus} GPUs", request.replace(cluster=larger, workload=workload), calibration):
-            return
+        yield msgspec.structs.replace(cluster, nodes=cluster.nodes * factor)
         factor *= 2
 
 
-def _grown(cluster: ClusterSpec, factor: int) -> ClusterSpec:
-    """The same kind of nodes, ``factor`` times as many GPUs; a node that is not full is filled first."""
-    return msgspec.structs.replace(cluster, nodes=cluster.nodes * factor)
+def _try(ways: list[Way], change: str, request: Request, calibration: Calibration) -> None:
+    choice = _best(request, calibration)
+    if choice is not None:
+        _add(ways, change, choice)
 
 
-def _try(ways: list[Way], change: str, request: Request, calibration: Calibration) -> bool:
-    result = search(request, calibration, top=1)
-    if not result.choices:
-        return False
-    choice = result.choices[0]
+def _best(request: Request, calibration: Calibration) -> Choice | None:
+    choices = search(request, calibration, top=1).choices
+    return choices[0] if choices else None
+
+
+def _add(ways: list[Way], change: str, choice: Choice) -> None:
     ways.append(Way(change, describe(choice.strategy), choice.estimate.memory.total_bytes))
-    return True
 
 
 def _option(pin: str) -> str:
-    return "--" + {"zero_stage": "zero", "micro_batch_size": "micro-batch"}.get(pin, pin).replace("_", "-")
+    names = {
+        "zero_stage": "zero",
+        "micro_batch_size": "micro-batch",
+        "gradient_accumulation_steps": "accumulation",
+        "virtual_pipeline_stages": "vpp",
+    }
+    return "--" + names.get(pin, pin).replace("_", "-")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from toolkit.calibration import Calibration
@@ -60,6 +61,11 @@ class SearchResult:
     blocks: list[Block] = field(default_factory=list)
     choices: list[Choice] = field(default_factory=list)
 
+    @cached_property
+    def ladder(self) -> list[rank.Rung]:
+        """What every rung can do for the request."""
+        return rank.ladder(self.blocks)
+
 
 def search(request: Request, calibration: Calibration, top: int = 10) -> SearchResult:
     """Rank every strategy for a request. ``result.choices`` is empty when nothing fits.
@@ -78,15 +84,16 @@ def search(request: Request, calibration: Calibration, top: int = 10) -> SearchR
 
 
 def choose(request: Request, calibration: Calibration, strategy: Strategy) -> Choice:
-    """Evaluate one scalar strategy."""
+    """Evaluate one scalar strategy; what overflows the host does not fit, as in the search."""
     estimate = evaluate(request.model, request.cluster, request.workload, strategy, calibration)
-    limit = request.cluster.accelerator.memory_bytes
+    limit, host_limit = request.cluster.accelerator.memory_bytes, request.cluster.host_memory_bytes
+    overflows = 0.0 < host_limit < estimate.host_memory.total_bytes
     return Choice(
         strategy=strategy,
         estimate=estimate,
-        verdict=VERDICTS[int(verdict(estimate.memory.total_bytes, limit))],
+        verdict=VERDICTS[NO if overflows else int(verdict(estimate.memory.total_bytes, limit))],
         limit_bytes=limit,
-        host_limit_bytes=request.cluster.host_memory_bytes,
+        host_limit_bytes=host_limit,
     )
 
 

@@ -1,8 +1,8 @@
 """Ranking: the ladder that practitioners climb, and the order of what fits.
 
 The ladder: data parallel until it does not fit; then shard optimizer state, gradients, parameters,
-in that order; then tensor parallel inside a node; then pipeline, context and expert parallel; and
-offload where nothing else fits. A higher rung must earn its complexity.
+in that order; then tensor parallel inside a node; then pipeline, expert and context parallel; and
+offload where nothing else does well. A higher rung must earn its complexity.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from toolkit.estimate.verdict import VERDICTS
 from toolkit.numeric import where
 from toolkit.search.request import Request
 from toolkit.strategy import FRAMEWORKS, Strategy
@@ -25,30 +26,47 @@ RUNGS = (
     "Megatron data parallel",
     "tensor parallel inside a node",
     "pipeline parallel",
-    "context or expert parallel",
+    "expert parallel",
+    "context parallel",
     "offload the optimizer to host memory",
     "offload optimizer and parameters",
 )
 
-# How much faster a plan must be than one that is a rung simpler, to be ranked before it: 1 % a rung,
-# and 10 % for leaving Hugging Face models for Megatron (another program, checkpoint and data format).
-# A difference inside the error of the estimates is no reason to climb. A choice, not a measurement.
-PRICE_OF_RUNG = (0.0, 0.01, 0.02, 0.03, 0.12, 0.13, 0.14, 0.15, 0.16, 0.17)
+# How much faster a plan must be than one of price 0, to be ranked before it: 1 % a rung, and 10 % for leaving
+# Hugging Face models for Megatron (another program, checkpoint and data format). Context parallelism cuts
+# sequences that may be short already, which the estimate prices too low, and offload rests on what is least
+# known of a machine: host memory, host cores, a host link that GPUs share. A difference inside the error of the
+# estimates is no reason to climb. Choices, not measurements.
+PRICE_OF_RUNG = (0.0, 0.01, 0.02, 0.03, 0.12, 0.13, 0.14, 0.15, 0.18, 0.25, 0.30)
+PRICE_OF_DOUBLING = 0.005  # of tp * pp * cp * ep * virtual stages: more parts that must wait for one another
+PRICE_OF_SECONDARY_COPY = 0.01  # of hpZ
 
 
 def rung(strategy: Strategy) -> Any:
     """Index into RUNGS (a column for columns)."""
     if strategy.framework == "megatron":
         split = where(strategy.pp > 1, 6, where(strategy.tp > 1, 5, 4))
-        return where((strategy.cp > 1) | (strategy.ep > 1), 7, split)
-    return where(strategy.offload == 0, strategy.zero_stage, 7 + strategy.offload)
+        return where(strategy.cp > 1, 8, where(strategy.ep > 1, 7, split))
+    return where(strategy.offload == 0, strategy.zero_stage, 8 + strategy.offload)
+
+
+def price(strategy: Strategy) -> Any:
+    """What the complexity of a strategy must earn, as a share of its step time (a column for columns)."""
+    import numpy
+
+    parts = 1.0 * strategy.tp * strategy.pp * strategy.cp * strategy.ep * strategy.virtual_pipeline_stages
+    return (
+        numpy.asarray(PRICE_OF_RUNG)[rung(strategy)]
+        + PRICE_OF_DOUBLING * numpy.log2(parts)
+        + where(strategy.hpz > 1, PRICE_OF_SECONDARY_COPY, 0.0)
+    )
 
 
 def order(request: Request, blocks: list[Block]) -> list[tuple[Block, int]]:
     """The best row of every layout, best layout first: fitting plans, then tight ones.
 
-    Throughput and cost order by ``seconds * (1 + PRICE_OF_RUNG[rung])`` (at a given number of GPUs the
-    cheapest plan is the fastest); memory orders by bytes per GPU.
+    Throughput and cost order by ``seconds * (1 + price)`` (at a given number of GPUs the cheapest plan is
+    the fastest); memory orders by bytes per GPU.
     """
     import numpy
 
@@ -57,9 +75,9 @@ def order(request: Request, blocks: list[Block]) -> list[tuple[Block, int]]:
     seconds = numpy.concatenate([block.seconds for block in blocks])
     total_bytes = numpy.concatenate([block.total_bytes for block in blocks])
     tight = numpy.concatenate([block.verdict for block in blocks])
-    rungs = numpy.concatenate([rung(block.strategy) + numpy.zeros(len(block.seconds), int) for block in blocks])
+    prices = numpy.concatenate([price(block.strategy) + numpy.zeros(len(block.seconds)) for block in blocks])
     layouts = numpy.concatenate([_layout(block.strategy, len(block.seconds)) for block in blocks])
-    score = total_bytes if request.objective == "memory" else seconds * (1.0 + numpy.asarray(PRICE_OF_RUNG)[rungs])
+    score = total_bytes if request.objective == "memory" else seconds * (1.0 + prices)
     fitting = numpy.flatnonzero(numpy.isfinite(seconds))
     # ties (the same time with and without a switch) go to fewer bytes
     best_first = fitting[numpy.lexsort((total_bytes[fitting], score[fitting], tight[fitting]))]
@@ -97,8 +115,9 @@ class Rung:
     legal: int
     fitting: int
     least_bytes: float  # over all legal candidates of the rung
-    best_seconds: float  # infinite when none fits
+    best_seconds: float  # of a plan that fits, else of a tight one; infinite when there is none
     best: Strategy | None
+    verdict: str  # of the best
 
 
 def ladder(blocks: list[Block]) -> list[Rung]:
@@ -108,7 +127,7 @@ def ladder(blocks: list[Block]) -> list[Rung]:
     found: list[Rung] = []
     for index, name in enumerate(RUNGS):
         legal = fitting = 0
-        least, seconds, best = float("inf"), float("inf"), None
+        least, seconds, best, worst = float("inf"), float("inf"), None, VERDICTS.index("no")
         for block in blocks:
             here = numpy.flatnonzero((rung(block.strategy) + numpy.zeros(len(block.seconds), int)) == index)
             if not len(here):
@@ -116,9 +135,10 @@ def ladder(blocks: list[Block]) -> list[Rung]:
             legal += len(here)
             fitting += int(numpy.isfinite(block.seconds[here]).sum())
             least = min(least, float(block.total_bytes[here].min()))
-            row = int(here[block.seconds[here].argmin()])
-            if block.seconds[row] < seconds:
-                seconds, best = float(block.seconds[row]), block.strategy.take(row)
+            for kind in range(worst + 1):
+                row = int(here[numpy.where(block.verdict[here] == kind, block.seconds[here], numpy.inf).argmin()])
+                if block.verdict[row] == kind and (kind, block.seconds[row]) < (worst, seconds):
+                    worst, seconds, best = kind, float(block.seconds[row]), block.strategy.take(row)
         if legal:
-            found.append(Rung(name, legal, fitting, least, seconds, best))
+            found.append(Rung(name, legal, fitting, least, seconds, best, VERDICTS[worst]))
     return found

@@ -6,7 +6,7 @@ from typing import Any
 
 from toolkit.estimate.verdict import VERDICTS
 from toolkit.search.planner import Block, Choice, SearchResult
-from toolkit.search.rank import PRICE_OF_RUNG, RUNGS, ladder, rung
+from toolkit.search.rank import RUNGS, Rung, price, rung
 from toolkit.search.request import Request
 from toolkit.strategy import OFFLOAD, RECOMPUTE, Strategy, describe
 from toolkit.units import format_bytes, format_seconds
@@ -22,6 +22,8 @@ _CHOICES = (
     ("offload", "offload ({value})", 0),
     ("hpz", "a secondary parameter copy in groups of {value} (hpZ)", 1),
 )
+FITS, TIGHT = VERDICTS.index("fits"), VERDICTS.index("tight")
+SAME = 0.0005  # a difference that prints as 0.0 % is none
 
 
 def reasons(request: Request, result: SearchResult, choice: Choice) -> tuple[str, ...]:
@@ -32,53 +34,81 @@ def reasons(request: Request, result: SearchResult, choice: Choice) -> tuple[str
         if value != absent and field not in request.pins:
             named = {"recompute": RECOMPUTE, "offload": OFFLOAD}.get(field)
             said.append(_against(result, choice, field, absent, words.format(value=named[value] if named else value)))
-    said += [f"{field} {value} is pinned by the request" for field, value in sorted(request.pins.items())]
+    said += [f"{_pinned(field, value)} is pinned by the request" for field, value in sorted(request.pins.items())]
     return tuple(said)
+
+
+def _pinned(field: str, value: int) -> str:
+    named = {"recompute": RECOMPUTE, "offload": OFFLOAD}.get(field)
+    return f"{field.replace('_', ' ')} {named[value] if named else value}"
 
 
 def _ladder_reason(result: SearchResult, choice: Choice) -> str:
     """Why the plan is not on a lower rung."""
-    mine = int(rung(choice.strategy))
-    lower = [step for step in ladder(result.blocks) if RUNGS.index(step.name) < mine]
-    limit = format_bytes(choice.limit_bytes)
+    mine, seconds = int(rung(choice.strategy)), choice.estimate.step.seconds
+    lower = [step for step in result.ladder if RUNGS.index(step.name) < mine]
     if not lower:
-        return f"{RUNGS[mine]}: the simplest layout, and it fits"
-    misses = [f"{step.name} needs {format_bytes(step.least_bytes)}" for step in lower if not step.fitting]
-    slower = [
-        f"{step.name} takes {format_seconds(step.best_seconds)}"
-        for step in lower
-        if step.fitting and step.best_seconds > choice.estimate.step.seconds
+        return f"{RUNGS[mine]}: the simplest layout that is legal here, and it {_fits(choice.verdict)}"
+    large = [step for step in lower if step.verdict == "no" and step.least_bytes > choice.limit_bytes]
+    host = [step for step in lower if step.verdict == "no" and step not in large]
+    tight = [step for step in lower if step.verdict == "tight" and choice.verdict == "fits"]
+    others = [step for step in lower if step.verdict != "no" and step not in tight]
+    slower = [step for step in others if step.best_seconds > seconds]
+    faster = [step for step in others if step.best_seconds <= seconds]
+    parts = [
+        _listed(f"need more than the {format_bytes(choice.limit_bytes)} of a GPU", large, "least_bytes"),
+        _listed("need more host memory than a node has", host, ""),
+        _listed("are tight", tight, "best_seconds"),
+        _listed(f"take longer than {format_seconds(seconds)}", slower, "best_seconds"),
+        _listed("are no slower, and ranked before it", faster, "best_seconds"),
     ]
-    parts = []
-    if misses:
-        parts.append(f"at least, of {limit}: " + "; ".join(misses))
-    if slower:
-        parts.append(f"against {format_seconds(choice.estimate.step.seconds)} a step: " + "; ".join(slower))
-    if not parts:
-        return f"{RUNGS[mine]}: a lower rung is faster and ranked before it"
-    return f"{RUNGS[mine]}: " + ". ".join(parts)
+    return f"{RUNGS[mine]}, because simpler layouts " + "; ".join(part for part in parts if part)
+
+
+def _listed(what: str, steps: list[Rung], figure: str) -> str:
+    if not steps:
+        return ""
+    return f"{what}: " + ", ".join(f"{_short(step.name)}{_figure(step, figure)}" for step in steps)
+
+
+def _figure(step: Rung, figure: str) -> str:
+    if figure == "least_bytes":
+        return f" at least {format_bytes(step.least_bytes)}"
+    return f" {format_seconds(step.best_seconds)}" if figure else ""
+
+
+def _short(name: str) -> str:
+    return name.partition(":")[0]
+
+
+def _fits(verdict: str) -> str:
+    return {"fits": "fits", "tight": "is tight"}.get(verdict, "does not fit")
 
 
 def _faster_but_lower(request: Request, result: SearchResult, choice: Choice) -> list[str]:
-    """The fastest plans, fitting and tight, where this one is ranked before them for being simpler or smaller."""
+    """The fastest plans, fitting and tight, and why they are ranked where they are."""
     if request.objective == "memory":
         return []
     mine, said = choice.estimate.step.seconds, []
-    for verdict in ("fits", "tight"):
-        fastest = _fastest(result.blocks, VERDICTS.index(verdict))
-        if fastest is None or fastest[0] >= mine:
+    for verdict in (FITS, TIGHT):
+        fastest = _fastest(result.blocks, verdict)
+        if fastest is None or fastest[0] >= mine * (1.0 - SAME):
             continue
         seconds, strategy = fastest
-        gain = f"{describe(strategy)} is {1.0 - seconds / mine:.1%} faster"
-        if verdict == "tight":
-            said.append(f"{gain} but tight: plans that fit are ranked first")
+        gain = 1.0 - seconds / mine
+        asked = 1.0 - (1.0 + float(price(choice.strategy))) / (1.0 + float(price(strategy)))
+        words = f"{describe(strategy)} is {gain:.1%} faster"
+        if verdict == TIGHT and choice.verdict == "fits":
+            said.append(f"{words} but tight: plans that fit are ranked first")
+        elif gain > asked:
+            said.append(f"{words} and ranked before it")
         else:
-            kind = int(rung(strategy))
-            said.append(
-                f"{gain}, which is within the error of the estimates: {RUNGS[kind]} goes before simpler plans "
-                f"from about {PRICE_OF_RUNG[kind]:.0%} on"
-            )
+            said.append(f"{words}, less than the {asked:.1%} that its complexity must earn ({_short(_rung(strategy))})")
     return said
+
+
+def _rung(strategy: Strategy) -> str:
+    return RUNGS[int(rung(strategy))]
 
 
 def _fastest(blocks: list[Block], verdict: int) -> tuple[float, Strategy] | None:
@@ -94,37 +124,44 @@ def _fastest(blocks: list[Block], verdict: int) -> tuple[float, Strategy] | None
 
 
 def _against(result: SearchResult, choice: Choice, field: str, absent: int, words: str) -> str:
-    best, least = _best_without(result.blocks, choice.strategy, field, absent)
-    if best is not None:
+    for verdict in (FITS, TIGHT):
+        same = [block for block in result.blocks if block.strategy.framework == choice.strategy.framework]
+        best, least = _best_without(same, field, absent, verdict)
+        if least is None:  # the framework cannot do without, others may
+            best, least = _best_without(result.blocks, field, absent, verdict)
+        if best is None:
+            continue
         seconds, strategy = best
+        if verdict == TIGHT and choice.verdict == "fits":
+            return f"{words}: without it plans are tight at best ({describe(strategy)})"
         change = seconds / choice.estimate.step.seconds - 1.0
-        verb = (
-            f"{change:.1%} slower" if change >= 0 else f"{-change:.1%} faster, but ranked lower (tight or higher rung)"
-        )
-        return f"{words}: without it the best plan is {verb} ({describe(strategy)})"
+        if abs(change) < SAME:
+            return f"{words}: without it the fastest plan is as fast ({describe(strategy)})"
+        if change > 0:
+            return f"{words}: without it the fastest plan is {change:.1%} slower ({describe(strategy)})"
+        return f"{words}: without it {describe(strategy)} is {-change:.1%} faster ({_short(_rung(strategy))})"
     if least is not None:
         return f"{words}: without it nothing fits (least {format_bytes(least)} of {format_bytes(choice.limit_bytes)})"
     return f"{words}: there is no legal plan without it"
 
 
 def _best_without(
-    blocks: list[Block], strategy: Strategy, field: str, absent: int
+    blocks: list[Block], field: str, absent: int, verdict: int
 ) -> tuple[tuple[float, Strategy] | None, float | None]:
-    """Fastest fitting candidate of the same framework with ``field`` switched off, and the least memory without it."""
+    """Fastest candidate of a verdict with ``field`` off, and the least memory without it."""
     import numpy
 
     best: tuple[float, Strategy] | None = None
     least: float | None = None
     for block in blocks:
-        if block.strategy.framework != strategy.framework:
-            continue
         column: Any = getattr(block.strategy, field) + numpy.zeros(len(block.seconds), int)
         rows = numpy.flatnonzero(column == absent)
         if not len(rows):
             continue
         smallest = float(block.total_bytes[rows].min())
         least = smallest if least is None else min(least, smallest)
-        row = int(rows[block.seconds[rows].argmin()])
-        if numpy.isfinite(block.seconds[row]) and (best is None or block.seconds[row] < best[0]):
-            best = (float(block.seconds[row]), block.strategy.take(row))
+        seconds = numpy.where(block.verdict[rows] == verdict, block.seconds[rows], numpy.inf)
+        row = int(seconds.argmin())
+        if numpy.isfinite(seconds[row]) and (best is None or seconds[row] < best[0]):
+            best = (float(seconds[row]), block.strategy.take(int(rows[row])))
     return best, least

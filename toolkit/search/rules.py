@@ -193,9 +193,9 @@ CONSTRAINTS: tuple[Constraint, ...] = (
             (s.virtual_pipeline_stages == 1)
             | ((s.pp > 1) & _divides(s.pp * s.virtual_pipeline_stages, m.num_hidden_layers))
         ),
-        "{m.num_hidden_layers} layers are not a multiple of pp {s.pp} x {s.virtual_pipeline_stages} virtual stages "
-        "(or pp is 1)",
-        "the layers (or the layers + 1 or + 2, counting head and embedding) must be a multiple of pp x virtual stages",
+        "{m.num_hidden_layers} layers over pp {s.pp} cannot be cut into {s.virtual_pipeline_stages} equal virtual "
+        "stages",
+        "valid --vpp with pp {s.pp}: {vpp_choices}",
         source="megatron-core 0.16.1 transformer_block.py:175, parallel_state.py:746; Megatron-LM issue 468",
     ),
     Constraint(
@@ -253,7 +253,8 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "zero_needs_data_parallel",
         "ZeRO divides nothing when dp x cp is 1",
         ALL,
-        lambda m, c, w, s: (s.zero_stage == 0) | (s.dp * s.cp > 1),
+        # ... but offload on one GPU is reached through a stage, and saves what it saves
+        lambda m, c, w, s: (s.zero_stage == 0) | (s.dp * s.cp > 1) | (s.offload > 0),
         "ZeRO has no effect with data-parallel size {s.dp}: nothing is divided",
         "lower tp or pp so that dp grows, or drop the ZeRO stage",
         advice=True,

@@ -1,0 +1,121 @@
+"""What a practitioner should know about one strategy, from its own numbers: true of it whatever the search found."""
+
+from __future__ import annotations
+
+from math import lcm
+
+from toolkit.estimate.layout import padded_vocabulary
+from toolkit.estimates import MemoryEstimate
+from toolkit.search.planner import Choice
+from toolkit.search.request import Request
+from toolkit.strategy import Strategy
+from toolkit.units import format_bytes
+
+LARGE_LOGITS = 0.1  # share of the peak from which the logits are worth a word
+
+# which states a ZeRO stage divides over the data-parallel ranks; the rest is whole on every one of them
+SHARDED_BY_STAGE = (
+    (),
+    ("optimizer",),
+    ("gradients", "optimizer"),
+    ("parameters", "gradients", "optimizer"),
+)
+STATES = ("parameters", "gradients", "optimizer")
+
+
+def advice(request: Request, choice: Choice) -> tuple[str, ...]:
+    """Sentences on what is replicated, on large logits, offload, host memory, padding; empty ones are left out."""
+    strategy, memory = choice.strategy, choice.estimate.memory
+    found = (
+        _replicated(request, choice),
+        _logits(request, strategy, memory),
+        _working_set(strategy, memory),
+        _host(choice),
+        _vocabulary(request, strategy),
+        _packing(strategy),
+    )
+    return tuple(sentence for sentence in found if sentence)
+
+
+def _replicated(request: Request, choice: Choice) -> str:
+    """Memory is judged per GPU: more data-parallel ranks shrink only what is sharded."""
+    strategy, memory = choice.strategy, choice.estimate.memory
+    ranks = strategy.dp_shard * strategy.cp
+    sharded = SHARDED_BY_STAGE[strategy.zero_stage] if ranks > 1 else ()
+    whole = [name for name in STATES if name not in sharded and getattr(memory, f"{name}_bytes") > 0]
+    divided = [name for name in sharded if getattr(memory, f"{name}_bytes") > 0]
+    if not whole or not divided:
+        return ""
+    words = (
+        f"{_sum(memory, whole)} of {_and(whole)} are replicated, the same on every data-parallel rank however many "
+        f"there are; {_sum(memory, divided)} of {_and(divided)} are sharded over "
+        f"{ranks if strategy.ep == 1 else 'them (experts over fewer)'}"
+    )
+    wide = 2.0 * memory.parameters_bytes
+    loaded = strategy.framework != "megatron" and request.workload.precision in ("bf16", "fp16")
+    if loaded and "parameters" in whole and memory.total_bytes + wide / 2.0 > choice.limit_bytes:
+        words += f"; a program that loads the weights in float32 replicates {format_bytes(wide)}, and does not fit"
+    return words
+
+
+def _logits(request: Request, strategy: Strategy, memory: MemoryEstimate) -> str:
+    share = memory.logits_bytes / memory.total_bytes
+    largest = max(getattr(memory, name) for name in memory.__struct_fields__) == memory.logits_bytes
+    if request.workload.fused_cross_entropy or (share < LARGE_LOGITS and not largest):
+        return ""
+    tokens = strategy.micro_batch_size * request.workload.sequence_length // strategy.cp
+    words = f"{request.model.vocab_size:,} words" + (f" / tp {strategy.tp}" if strategy.tp > 1 else "")
+    return (
+        f"logits of {tokens:,} tokens x {words} take {format_bytes(memory.logits_bytes)}, "
+        f"{share:.0%} of the peak{' and its largest part' if largest else ''}: "
+        "a fused or chunked linear cross entropy never holds them whole"
+    )
+
+
+def _working_set(strategy: Strategy, memory: MemoryEstimate) -> str:
+    if strategy.offload < 2:
+        return ""
+    return (
+        f"parameters and optimizer live in host memory: the {format_bytes(memory.total_bytes)} of the GPU are working "
+        "set (activations, logits, gathered parameters, buffers), and more GPUs hardly change it"
+    )
+
+
+def _host(choice: Choice) -> str:
+    host, limit = choice.estimate.host_memory, choice.host_limit_bytes
+    if not limit or host.total_bytes <= limit:
+        return ""
+    loading = host.loading_bytes > host.offload_bytes
+    return (
+        f"needs {format_bytes(host.total_bytes)} of host memory on a node that has {format_bytes(limit)} "
+        f"({'while the weights are loaded' if loading else 'for what is offloaded'}): the kernel would kill the job"
+    )
+
+
+def _vocabulary(request: Request, strategy: Strategy) -> str:
+    words = request.model.vocab_size
+    padded = int(padded_vocabulary(words, strategy.framework, strategy.tp))
+    if padded == words:
+        return ""
+    return (
+        f"the vocabulary of {words:,} is padded to {padded:,} rows (a multiple of 128 x tp {strategy.tp}): "
+        "Hugging Face weights are padded on import and cut on export"
+    )
+
+
+def _packing(strategy: Strategy) -> str:
+    if strategy.cp == 1:
+        return ""
+    if strategy.sequence_parallel:
+        multiple, why = strategy.cp * lcm(2, strategy.tp), f"cp {strategy.cp} x lcm(2, tp {strategy.tp})"
+    else:
+        multiple, why = 2 * strategy.cp, f"2 x cp {strategy.cp}"
+    return f"each packed sample must be padded to a multiple of {multiple} tokens ({why})"
+
+
+def _sum(memory: MemoryEstimate, names: list[str]) -> str:
+    return format_bytes(sum(getattr(memory, f"{name}_bytes") for name in names))
+
+
+def _and(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
