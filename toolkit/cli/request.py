@@ -175,7 +175,10 @@ def _contract(
         changes["sequence_length"] = length
         changes["global_batch_size"] = options.get("global_batch") or _default_batch(method, length, cluster, said)
         changes["learning_rate"] = LEARNING_RATE[method]
-        said.append(f"learning rate {LEARNING_RATE[method]:g}, cosine, no data set: give a --recipe, or edit plan.json")
+        said.append(
+            f"learning rate {LEARNING_RATE[method]:g}{', a rate for pretraining' if method == 'full' else ''}; cosine "
+            "without warm-up, no weight decay, no data set: give a --recipe, or edit plan.json"
+        )
     else:
         for option, field in (("sequence_length", "sequence_length"), ("global_batch", "global_batch_size")):
             if options.get(option) and options[option] != getattr(base, field):

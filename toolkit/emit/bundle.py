@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from toolkit import plan as plans
 from toolkit.emit import accelerate, deepspeed, megatron, script, shell, slurm, torchrun
+from toolkit.emit.megatron_core import train_steps
 from toolkit.errors import Problem, ToolkitError
 from toolkit.plan import Plan
 
@@ -77,6 +78,7 @@ def commands(plan: Plan, directory: str) -> str:
         paragraphs.append((f"Without a scheduler, on each of the {cluster.nodes} nodes", start))
     if framework == "megatron" and script.gpus_per_node(plan):
         flags = f"torchrun ... pretrain_gpt.py $(cat {file('megatron_args.txt')}) --data-path ... --tokenizer-type ..."
+        flags += "" if train_steps(plan) else " --train-iters ..."
         paragraphs.append(("With Megatron-LM core_v0.16.1 itself", flags))
     if framework != "megatron":
         more = f" --deepspeed {file('ds_config.json')}" if framework == "deepspeed" else ""

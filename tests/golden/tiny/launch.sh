@@ -58,6 +58,8 @@ if [ "${#modules[@]}" -gt 0 ]; then
     # shellcheck disable=SC1090
     if ! type module >/dev/null 2>&1 && [ -r "$script" ]; then . "$script"; fi
   done
+  type module >/dev/null 2>&1 || fail "there is no module command on $(uname -n), and the plan loads ${modules[*]}" \
+    "correct modules under [site] in the cluster's TOML, and plan again"
   module load "${modules[@]}"
 fi
 if [ -n "${setup_command:-}" ]; then eval "$setup_command"; fi
