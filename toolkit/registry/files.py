@@ -51,18 +51,30 @@ def own(kind: str) -> dict[str, Entry]:
 def find(kind: str, name: str) -> Entry | None:
     """The entry with that name or alias, or None.
 
-    A shipped file that is named like its entry is read alone: planning on one cluster parses one file.
+    Only the shipped files in whose text the name stands are parsed: parsing all of them would cost more than
+    planning does.
     """
     key = normal(name)
     own, aliases = _load(kind, user_folder(), shipped=False)
-    if key not in own and key not in aliases:
-        path = SHIPPED / kind / f"{key}.toml"
-        if re.fullmatch(r"\w[\w.+-]{0,99}", key) and path.is_file():
-            for entry in _read(path):
-                if normal(entry.name) == key:
-                    return entry
-    found, aliases = _load(kind, user_folder())
-    return found.get(key) or found.get(aliases.get(key, ""))
+    found = own.get(key) or own.get(aliases.get(key, ""))
+    return found or _find_shipped(kind, key)
+
+
+@functools.lru_cache(maxsize=64)
+def _find_shipped(kind: str, key: str) -> Entry | None:
+    written = tuple(mark.format(key) for mark in ('"{}"', "'{}'", "[{}]"))
+    aliased = None
+    for path in sorted((SHIPPED / kind).glob("*.toml")):
+        text = normal(path.read_text(encoding="utf-8"))
+        if not (path.stem.casefold() == key or any(word in text for word in written)):
+            continue
+        for entry in _read(path):
+            if normal(entry.name) == key:
+                return entry
+            given = entry.values.get("aliases", [])
+            if isinstance(given, list) and any(normal(str(alias)) == key for alias in given):
+                aliased = entry
+    return aliased
 
 
 def get(kind: str, name: str) -> Entry:
