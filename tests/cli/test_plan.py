@@ -162,6 +162,26 @@ def test_explain_shows_equations_with_values_and_what_was_eliminated() -> None:
     assert "The ladder" in done.stdout
 
 
+def test_explain_shows_each_equation_once_for_the_same_values_and_ends_in_the_figures_of_the_plan() -> None:
+    done = toolkit(*PLAN, "--explain", "--top", "1")
+    equations = done.stdout.partition("equations, numbered")[2]
+    head, seen = "", set()
+    for line in equations.splitlines():
+        head = line if line.startswith("  [") else head
+        if line.startswith("      = "):
+            assert (head, line) not in seen
+            seen.add((head, line))
+    assert len(seen) > 50
+    sums = [
+        line for line in equations.replace("\n    ", " ").splitlines() if " + " in line and line.startswith("  the")
+    ]
+    element = json.loads(toolkit(*PLAN, "--top", "1", "--json").stdout)["plans"][0]
+    assert any(line.endswith(f"= {element['memory']['total_bytes'] / 2**30:.4g} GiB") for line in sums)
+    assert "the model: " in equations and "= 6.74B" in equations
+    assert f"= {element['step']['seconds']:.4g} s" in equations.splitlines()[-1]
+    assert "host_adam" not in equations  # nothing is offloaded
+
+
 def test_pick_writes_another_rank(tmp_path: Path, document: dict) -> None:
     done = toolkit(*PLAN, "--pick", "2", "--out", str(tmp_path / "second"), "--json")
     assert done.returncode == 0

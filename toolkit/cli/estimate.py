@@ -50,7 +50,7 @@ def command(**options: Any) -> None:
     if options["as_json"]:
         click.echo(json.dumps(document.plan_element(plan, 1), indent=2, allow_nan=False))
     else:
-        from toolkit.cli.plan import explain_plan
+        from toolkit.cli.explain import explain_plan
         from toolkit.report import terminal
 
         out = terminal.console()

@@ -106,6 +106,7 @@ def _calibration_note(asked: Asked) -> list[str]:
 
 
 def _explain(out: Any, asked: Asked, result: SearchResult, best: Plan) -> None:
+    from toolkit.cli.explain import explain_plan
     from toolkit.report import terminal
     from toolkit.search.constraints import SENTENCES
 
@@ -113,21 +114,6 @@ def _explain(out: Any, asked: Asked, result: SearchResult, best: Plan) -> None:
     terminal.ladder(out, result.ladder, best.memory_limit_bytes)
     terminal.candidates(out, result.total, result.feasible, result.seconds, result.eliminated, SENTENCES)
     explain_plan(out, asked, best)
-
-
-def explain_plan(out: Any, asked: Asked, best: Plan) -> None:
-    """Evaluate a plan once more under a trace and print every equation with its values."""
-    from toolkit.equation import trace
-    from toolkit.estimate.evaluate import evaluate
-    from toolkit.estimate.parameters import count_parameters
-    from toolkit.report import terminal
-
-    request = asked.request
-    with trace() as steps:
-        count_parameters(request.model)
-        evaluate(request.model, request.cluster, request.workload, best.strategy, asked.calibration)
-    out.print("\nequations, numbered as in docs/maths.md", markup=False)
-    terminal.equations(out, steps)
 
 
 def write(chosen: Plan, directory: str, force: bool) -> None:

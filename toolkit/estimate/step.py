@@ -1,4 +1,4 @@
-"""Equations T5, T6 and T17: seconds of one optimizer step, by part.
+"""Equations T5, T6, T17, T19 and T20: seconds of one optimizer step, by part.
 
 ``step(model, cluster, workload, strategy, communication, calibration)`` adds what one GPU of the slowest pipeline
 stage does: matrix products and attention at their reached rates, element-wise operations at memory bandwidth, what
@@ -52,6 +52,26 @@ def recompute_seconds(recompute: Number, forward: Number, core: Number) -> Numbe
     return where(recompute == 2, forward, where(recompute == 1, core, 0.0))
 
 
+@equation("T19", "m*(l*t + tail)")
+def micro_batches_seconds(micro_batches: Number, layers: Number, layer_seconds: Number, tail: Number) -> Number:
+    """``m`` micro batches through the ``l`` layers of the slowest stage, and what its head adds.
+
+    Source: definition.
+    """
+    return micro_batches * (layers * layer_seconds + tail)
+
+
+@equation("T20", "U + X + slowdown*f*min(T, window)")
+def data_axis_seconds(
+    unhidable: Number, exposed_seconds: Number, seconds: Number, window: Number, fraction: float, slowdown: float
+) -> Number:
+    """Data axis: what nothing can hide, what is left exposed, and what the hidden part costs the computation.
+
+    Source: definition; the slowdown is a calibration.
+    """
+    return unhidable + exposed_seconds + slowdown * fraction * minimum(seconds, window)
+
+
 def step(
     model: ModelSpec,
     cluster: ClusterSpec,
@@ -79,8 +99,8 @@ def step(
     spared = minimum(1.0, layers * s.pp - work.layers)
     one = layer.forward + layer.backward
     tail = maximum(layer.head - spared * (one + again), 0.0)
-    compute = micro * (layers * one + tail)
-    recompute = micro * layers * again
+    compute = micro_batches_seconds(micro, layers, one, tail)
+    recompute = micro_batches_seconds(micro, layers, again, 0.0)
     forward_window, backward_window = layers * layer.forward, layers * (layer.backward + again)
     windows = _data_windows(s, micro, forward_window, backward_window)
 
@@ -91,8 +111,8 @@ def step(
         ep_seconds = exposed(sent.ep_seconds, sent.ep_seconds, ep)
         pp_seconds = exposed(sent.pp_seconds, sent.pp_seconds, pp)
         hidable = sent.dp_seconds - sent.dp_unhidable_seconds
-        dp_seconds = sent.dp_unhidable_seconds + exposed(hidable, windows, dp)
-        dp_seconds = dp_seconds + slowdown * dp * minimum(hidable, windows)
+        hiding = exposed(hidable, windows, dp)
+        dp_seconds = data_axis_seconds(sent.dp_unhidable_seconds, hiding, hidable, windows, dp, slowdown)
         inside = (tp_seconds + cp_seconds + ep_seconds) / micro
         stage = layers * (one + again) + inside
         bubble = bubble_seconds(s.pp, s.virtual_pipeline_stages, stage)

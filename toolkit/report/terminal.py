@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from toolkit.equation import Step
+from toolkit.estimates import AXES, CommunicationEstimate
 from toolkit.plan import Plan
 from toolkit.strategy import describe
 from toolkit.units import format_bytes, format_count, format_seconds
@@ -129,13 +130,13 @@ def reasons(out: Console, title: str, sentences: Iterable[str]) -> None:
             out.print(_hanging(sentence, out.width), markup=False, soft_wrap=True)
 
 
-def _hanging(sentence: str, width: int) -> str:
-    """A list item whose further lines are indented like its first; options such as --cluster are not broken."""
+def _hanging(text: str, width: int, first: str = "  - ", indent: int = 4) -> str:
+    """A paragraph whose further lines are indented; options such as --cluster are not broken."""
     return textwrap.fill(
-        sentence,
+        text,
         width,
-        initial_indent="  - ",
-        subsequent_indent="    ",
+        initial_indent=first,
+        subsequent_indent=" " * indent,
         break_on_hyphens=False,
         break_long_words=False,
     )
@@ -166,20 +167,54 @@ def ladder(out: Console, rungs: Iterable[Any], limit_bytes: float) -> None:
     out.print(table)
 
 
-def equations(out: Console, steps: Iterable[Step]) -> None:
-    """Every equation that made a number: anchor, text, values, result. Repeated evaluations are shown once."""
-    seen = set()
+def equations(out: Console, title: str, steps: Iterable[Step], shown: set[str]) -> None:
+    """Every equation of one subject once, under it what it gave for which values.
+
+    ``shown`` collects what was printed: an evaluation that an earlier subject showed is left out.
+    """
+    found: dict[str, list[str]] = {}
     for step in steps:
-        shown = f"[{step.anchor}] {step.name} = {step.text} = {_value(step.result)}"
         values = ", ".join(f"{name}={_value(value)}" for name, value in step.inputs.items())
-        if (shown, values) not in seen:
-            seen.add((shown, values))
-            out.print(f"{'  ' * step.depth}{shown}\n{'  ' * step.depth}      {values}", markup=False)
+        head = f"  [{step.anchor}] {step.name} = {step.text}"
+        line = f"{_result(step)}    {values}"
+        if f"{head} {line}" not in shown:
+            shown.add(f"{head} {line}")
+            found.setdefault(head, []).append(line)
+    if found:
+        out.print(Text(f"\n{title}", style="bold"))
+    for head, evaluations in found.items():
+        lines = (_hanging(line, out.width, "      = ", 10) for line in evaluations)
+        out.print("\n".join((head, *lines)), markup=False, soft_wrap=True)
+
+
+def axes(out: Console, sent: CommunicationEstimate) -> None:
+    """Bytes and seconds of every axis in use, before any of it is hidden."""
+    for axis in AXES:
+        sent_bytes, seconds = getattr(sent, f"{axis}_bytes"), getattr(sent, f"{axis}_seconds")
+        if sent_bytes:
+            out.print(f"  {axis}: {format_bytes(sent_bytes)} sent in {format_seconds(seconds)}", markup=False)
+
+
+def sums(out: Console, what: str, parts: dict[str, str], total: str) -> None:
+    """How the parts make the figure that the plan shows."""
+    line = f"{what}: {' + '.join(f'{name} {value}' for name, value in parts.items())} = {total}"
+    out.print(_hanging(line, out.width, "  ", 4), markup=False, soft_wrap=True)
+
+
+def _result(step: Step) -> str:
+    """The raw value, and the readable one of bytes and seconds (told by the name of the equation)."""
+    value = step.result
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if step.name.endswith("_bytes") and value >= 2**20:
+            return f"{_value(value)} ({format_bytes(value)})"
+        if step.name.endswith("_seconds") and value > 0:
+            return f"{_value(value)} ({format_seconds(value)})"
+    return _value(value)
 
 
 def _value(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return str(value) if not isinstance(value, tuple) else f"({len(value)} values)"
-    if isinstance(value, int) or float(value).is_integer():
+    if abs(value) < 1e15 and (isinstance(value, int) or float(value).is_integer()):
         return f"{int(value):,}"
-    return f"{value:,.6g}"
+    return f"{value:,.6g}" if abs(value) < 1e6 or abs(value) >= 1e15 else f"{value:,.0f}"
