@@ -77,3 +77,9 @@ def test_packed_samples_follow_the_context_axis() -> None:
     degrees = {"framework": "megatron", "tp": 8, "etp": 8, "cp": 4, "dp": 1, "dp_shard": 1}
     assert "multiple of 32 tokens" in said(request, **degrees, sequence_parallel=1)
     assert "multiple of 8 tokens" in said(request, **degrees)
+
+
+def test_what_mostly_waits_is_told() -> None:
+    request = request_for(model="gpt2", gpus=1024, sequence_length=1024, global_batch=1024)
+    assert "fewer GPUs or a larger global batch" in said(request, framework="ddp")
+    assert "waste less" not in said(request_for(gpus=8, global_batch=64), zero_stage=1)

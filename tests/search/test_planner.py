@@ -113,6 +113,20 @@ def test_the_memory_objective_orders_by_bytes() -> None:
     assert totals == sorted(totals)
 
 
+def test_reasons_of_the_memory_objective_speak_of_bytes() -> None:
+    request = request_for(gpus=8).replace(objective="memory")
+    result = search(request, CALIBRATION, top=1)
+    first, *others = reasons(request, result, result.choices[0])
+    assert "other layouts need" in first
+    assert not any("faster" in sentence or "slower" in sentence for sentence in others)
+
+
+def test_a_batch_smaller_than_the_gpus_has_fewer_gpus_as_way_out() -> None:
+    request = request_for(model="gpt2", gpus="100x8", framework="ddp", sequence_length=1024, global_batch=512)
+    assert not search(request, CALIBRATION, top=1).choices
+    assert any(way.change == "on 512 GPUs (64 x 8)" for way in ways_to_fit(request, CALIBRATION))
+
+
 def test_the_ladder_climbs_in_memory(seven) -> None:
     """Sharding more never needs more: DDP, ZeRO-1, ZeRO-2, ZeRO-3 fall in bytes per GPU."""
     _, result = seven

@@ -142,8 +142,9 @@ def no_plan(asked: Asked, result: SearchResult) -> Exception:
     problems = []
     nearest = nearest_miss(asked.request, asked.calibration)
     if nearest is None:
-        for name in result.eliminated:
-            problems.append(Problem(f"no candidate passes '{name}': {SENTENCES[name]}"))
+        ordered = sorted(result.eliminated.items(), key=lambda item: -item[1])
+        rules = "\n  ".join(f"{count:,}: {SENTENCES[name]} ({name})" for name, count in ordered)
+        problems.append(Problem(f"none of {result.total:,} candidates is legal; they break", rules))
     elif nearest.estimate.memory.total_bytes > nearest.limit_bytes:
         parts = sorted(
             ((getattr(nearest.estimate.memory, n), n) for n in nearest.estimate.memory.__struct_fields__), reverse=True
@@ -165,7 +166,8 @@ def no_plan(asked: Asked, result: SearchResult) -> Exception:
                 f"{format_bytes(nearest.host_limit_bytes)}"
             )
         )
-    problems.append(Problem(f"{result.total:,} candidates, eliminated by: {eliminated}"))
+    if nearest is not None:
+        problems.append(Problem(f"{result.total:,} candidates, eliminated by: {eliminated}"))
     ways = ways_to_fit(asked.request, asked.calibration, larger_clusters(asked))
     if ways:
         problems.append(Problem("it would fit", "\n  ".join(str(way) for way in ways)))

@@ -12,6 +12,7 @@ from toolkit.strategy import Strategy
 from toolkit.units import format_bytes
 
 LARGE_LOGITS = 0.1  # share of the peak from which the logits are worth a word
+LITTLE_USE = 0.1  # MFU below which most of what is paid for waits
 
 # which states a ZeRO stage divides over the data-parallel ranks; the rest is whole on every one of them
 SHARDED_BY_STAGE = (
@@ -33,6 +34,7 @@ def advice(request: Request, choice: Choice) -> tuple[str, ...]:
         _host(choice),
         _vocabulary(request, strategy),
         _packing(strategy),
+        _waiting(choice),
     )
     return tuple(sentence for sentence in found if sentence)
 
@@ -111,6 +113,20 @@ def _packing(strategy: Strategy) -> str:
     else:
         multiple, why = 2 * strategy.cp, f"2 x cp {strategy.cp}"
     return f"each packed sample must be padded to a multiple of {multiple} tokens ({why})"
+
+
+def _waiting(choice: Choice) -> str:
+    step = choice.estimate.step
+    if step.mfu >= LITTLE_USE:
+        return ""
+    names = [n for n in step.__struct_fields__ if n.endswith("_seconds") and not n.startswith(("lower", "upper"))]
+    largest = sorted(names, key=lambda name: -getattr(step, name))[:2]
+    shares = _and(
+        [f"{n.removesuffix('_seconds').replace('_', ' ')} {getattr(step, n) / step.seconds:.0%}" for n in largest]
+    )
+    if not choice.strategy.offload:
+        return f"MFU is {step.mfu:.1%} ({shares} of the step): fewer GPUs or a larger global batch would waste less"
+    return f"MFU is {step.mfu:.1%} ({shares} of the step): more GPUs without offload, or LoRA, would waste less"
 
 
 def _sum(memory: MemoryEstimate, names: list[str]) -> str:

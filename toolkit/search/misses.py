@@ -51,6 +51,8 @@ def ways_to_fit(request: Request, calibration: Calibration, larger: Iterable[Clu
         qlora = msgspec.structs.replace(workload, method="qlora")
         _try(ways, "with --method qlora", request.replace(workload=qlora), calibration)
     _larger_batch(ways, request, calibration)
+    if request.workload.global_batch_size < request.cluster.num_gpus:
+        _fewer_gpus(ways, request, calibration)
     _more_gpus(ways, request, calibration, larger if larger is not None else _more_nodes(request.cluster))
     return ways
 
@@ -67,6 +69,21 @@ def _larger_batch(ways: list[Way], request: Request, calibration: Calibration) -
         larger = msgspec.structs.replace(request.workload, global_batch_size=-(-batch // gpus) * gpus)
         words = f"with --global-batch {larger.global_batch_size} (another experiment)"
         _try(ways, words, request.replace(workload=larger), calibration)
+
+
+def _fewer_gpus(ways: list[Way], request: Request, calibration: Calibration) -> None:
+    """Where the batch has no sequence for each GPU: the most whole nodes that share it evenly."""
+    cluster, batch = request.cluster, request.workload.global_batch_size
+    for nodes in range(min(cluster.nodes - 1, batch // cluster.gpus_per_node), 0, -1):
+        if batch % (nodes * cluster.gpus_per_node) == 0:
+            fewer = msgspec.structs.replace(cluster, nodes=nodes)
+            _try(
+                ways,
+                f"on {fewer.num_gpus} GPUs ({nodes} x {cluster.gpus_per_node})",
+                request.replace(cluster=fewer),
+                calibration,
+            )
+            return
 
 
 def _more_gpus(ways: list[Way], request: Request, calibration: Calibration, larger: Iterable[ClusterSpec]) -> None:

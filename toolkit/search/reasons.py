@@ -28,12 +28,16 @@ SAME = 0.0005  # a difference that prints as 0.0 % is none
 
 def reasons(request: Request, result: SearchResult, choice: Choice) -> tuple[str, ...]:
     """Sentences for one choice: its place on the ladder, then each degree against its absence."""
-    said = [_ladder_reason(result, choice), *_faster_but_lower(request, result, choice)]
+    if request.objective == "memory":
+        said = [_memory_reason(result, choice)]
+    else:
+        said = [_ladder_reason(result, choice), *_faster_but_lower(result, choice)]
     for field, words, absent in _CHOICES:
         value = getattr(choice.strategy, field)
         if value != absent and field not in request.pins:
             named = {"recompute": RECOMPUTE, "offload": OFFLOAD}.get(field)
-            said.append(_against(result, choice, field, absent, words.format(value=named[value] if named else value)))
+            named_words = words.format(value=named[value] if named else value)
+            said.append(_against(request, result, choice, field, absent, named_words))
     said += [f"{_pinned(field, value)} is pinned by the request" for field, value in sorted(request.pins.items())]
     return tuple(said)
 
@@ -85,10 +89,16 @@ def _fits(verdict: str) -> str:
     return {"fits": "fits", "tight": "is tight"}.get(verdict, "does not fit")
 
 
-def _faster_but_lower(request: Request, result: SearchResult, choice: Choice) -> list[str]:
+def _memory_reason(result: SearchResult, choice: Choice) -> str:
+    """Where bytes are the objective: what the other rungs need at least."""
+    mine, needed = int(rung(choice.strategy)), choice.estimate.memory.total_bytes
+    others = [step for step in result.ladder if RUNGS.index(step.name) != mine]
+    more = _listed("need", [step for step in others if step.least_bytes > needed], "least_bytes")
+    return f"{RUNGS[mine]}, with {format_bytes(needed)}" + (f", where other layouts {more}" if more else "")
+
+
+def _faster_but_lower(result: SearchResult, choice: Choice) -> list[str]:
     """The fastest plans, fitting and tight, and why they are ranked where they are."""
-    if request.objective == "memory":
-        return []
     mine, said = choice.estimate.step.seconds, []
     for verdict in (FITS, TIGHT):
         fastest = _fastest(result.blocks, verdict)
@@ -123,7 +133,7 @@ def _fastest(blocks: list[Block], verdict: int) -> tuple[float, Strategy] | None
     return best
 
 
-def _against(result: SearchResult, choice: Choice, field: str, absent: int, words: str) -> str:
+def _against(request: Request, result: SearchResult, choice: Choice, field: str, absent: int, words: str) -> str:
     for verdict in (FITS, TIGHT):
         same = [block for block in result.blocks if block.strategy.framework == choice.strategy.framework]
         best, least = _best_without(same, field, absent, verdict)
@@ -132,6 +142,8 @@ def _against(result: SearchResult, choice: Choice, field: str, absent: int, word
         if best is None:
             continue
         seconds, strategy = best
+        if request.objective == "memory" and least is not None:
+            return f"{words}: without it plans need at least {format_bytes(least)}"
         if verdict == TIGHT and choice.verdict == "fits":
             return f"{words}: without it plans are tight at best ({describe(strategy)})"
         change = seconds / choice.estimate.step.seconds - 1.0
