@@ -83,3 +83,10 @@ def test_what_mostly_waits_is_told() -> None:
     request = request_for(model="gpt2", gpus=1024, sequence_length=1024, global_batch=1024)
     assert "fewer GPUs or a larger global batch" in said(request, framework="ddp")
     assert "waste less" not in said(request_for(gpus=8, global_batch=64), zero_stage=1)
+
+
+def test_the_convention_of_mfu_is_told_where_attention_is_large() -> None:
+    """Llama-3.1-8B at 131,072 tokens: attention is three quarters of the model FLOP, and half of it is executed."""
+    long = said(request_for(model="llama-3.1-8b", gpus=64, sequence_length=131072, global_batch=64), zero_stage=3)
+    assert "causal kernels do half of it" in long
+    assert "causal kernels" not in said(request_for(gpus=8), zero_stage=3)

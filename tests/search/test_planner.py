@@ -127,6 +127,15 @@ def test_a_batch_smaller_than_the_gpus_has_fewer_gpus_as_way_out() -> None:
     assert any(way.change == "on 512 GPUs (64 x 8)" for way in ways_to_fit(request, CALIBRATION))
 
 
+def test_ways_out_name_options_as_the_command_line_has_them() -> None:
+    pins = {"offload": 0, "recompute": 0}
+    request = request_for(model="mamba-2.8b", gpus=1, accelerator="t4", pins={"offload": 0})
+    changes = [way.change for way in ways_to_fit(request, CALIBRATION)]
+    assert "without --offload none" in changes  # and no adapters, which this model does not take
+    request = request_for(gpus=8, accelerator="rtx-4090", pins=pins, framework="fsdp")
+    assert "without --recompute none" in [way.change for way in ways_to_fit(request, CALIBRATION)]
+
+
 def test_the_ladder_climbs_in_memory(seven) -> None:
     """Sharding more never needs more: DDP, ZeRO-1, ZeRO-2, ZeRO-3 fall in bytes per GPU."""
     _, result = seven

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import lcm
 
+from toolkit.estimate.flop import forward_flop_per_token
 from toolkit.estimate.layout import padded_vocabulary
 from toolkit.estimates import MemoryEstimate
 from toolkit.search.planner import Choice
@@ -12,6 +13,7 @@ from toolkit.strategy import Strategy
 from toolkit.units import format_bytes
 
 LARGE_LOGITS = 0.1  # share of the peak from which the logits are worth a word
+LARGE_ATTENTION = 0.2  # share of the model FLOP from which the convention of MFU is worth a word
 LITTLE_USE = 0.1  # MFU below which most of what is paid for waits
 
 # which states a ZeRO stage divides over the data-parallel ranks; the rest is whole on every one of them
@@ -35,6 +37,7 @@ def advice(request: Request, choice: Choice) -> tuple[str, ...]:
         _vocabulary(request, strategy),
         _packing(strategy),
         _waiting(choice),
+        _convention(request, choice),
     )
     return tuple(sentence for sentence in found if sentence)
 
@@ -127,6 +130,19 @@ def _waiting(choice: Choice) -> str:
     if not choice.strategy.offload:
         return f"MFU is {step.mfu:.1%} ({shares} of the step): fewer GPUs or a larger global batch would waste less"
     return f"MFU is {step.mfu:.1%} ({shares} of the step): more GPUs without offload, or LoRA, would waste less"
+
+
+def _convention(request: Request, choice: Choice) -> str:
+    """MFU counts causal attention as if every token saw all others; at long sequences that flatters it."""
+    forward = forward_flop_per_token(request.model, request.workload)
+    share = forward.attention / forward.total
+    if share < LARGE_ATTENTION or request.model.sliding_window:
+        return ""
+    mfu = choice.estimate.step.mfu
+    return (
+        f"MFU counts attention over the whole square (PaLM, appendix B), {share:.0%} of the model FLOP here, and "
+        f"causal kernels do half of it: {mfu:.1%} by that count is {mfu * (1.0 - share / 2.0):.1%} of the peak in use"
+    )
 
 
 def _sum(memory: MemoryEstimate, names: list[str]) -> str:

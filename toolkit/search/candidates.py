@@ -120,13 +120,8 @@ def _megatron(request: Request) -> dict[str, Any] | None:
 
 
 def _chunks(layers: int, degrees: set[int]) -> list[int]:
-    """Virtual stages that some pipeline degree can split the layers into, 1 among them."""
-    found = {1}
-    for pp in degrees - {1}:
-        for counted in (layers, layers + 1, layers + 2):  # the head, and the embedding, may count as layers
-            if counted % pp == 0:
-                found |= set(divisors(counted // pp))
-    return sorted(found)
+    """Virtual stages that some pipeline degree can cut the layers into evenly, 1 among them."""
+    return sorted({1}.union(*(divisors(layers // pp) for pp in degrees - {1} if layers % pp == 0)))
 
 
 def _axis(pins: dict[str, int], name: str, values: Sequence[int]) -> list[int]:
@@ -152,7 +147,8 @@ def _cross(framework: str, request: Request, axes: dict[str, Any]) -> Strategy:
     else:
         columns["etp"] = columns["tp"]
     if "dp_shard" not in columns:
-        columns["dp_shard"] = columns["dp"]
+        shard = request.pins.get("dp_shard")  # only fsdp has it; the constraint that refuses it elsewhere says so
+        columns["dp_shard"] = columns["dp"] if shard is None else numpy.full_like(columns["dp"], shard)
     if "gradient_accumulation_steps" in request.pins:
         columns["gradient_accumulation_steps"] = numpy.full_like(
             columns["dp"], request.pins["gradient_accumulation_steps"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -9,9 +10,10 @@ import msgspec
 
 from toolkit.calibration import Calibration
 from toolkit.cluster import ClusterSpec
+from toolkit.errors import ToolkitError
 from toolkit.search.planner import Choice, least_memory, search
 from toolkit.search.request import Request
-from toolkit.strategy import describe
+from toolkit.strategy import OFFLOAD, RECOMPUTE, describe
 from toolkit.units import format_bytes
 
 MOST_GPUS = 65536
@@ -38,7 +40,7 @@ def ways_to_fit(request: Request, calibration: Calibration, larger: Iterable[Clu
     ways: list[Way] = []
     for pin, value in request.pins.items():
         pins = {name: v for name, v in request.pins.items() if name != pin}
-        _try(ways, f"without {_option(pin)} {value}", request.replace(pins=pins), calibration)
+        _try(ways, f"without {_option(pin, value)}", request.replace(pins=pins), calibration)
     if request.framework != "any":
         _try(ways, "with any framework", request.replace(framework="any"), calibration)
     if request.pins and not ways:
@@ -116,19 +118,26 @@ def _try(ways: list[Way], change: str, request: Request, calibration: Calibratio
 
 
 def _best(request: Request, calibration: Calibration) -> Choice | None:
-    choices = search(request, calibration, top=1).choices
-    return choices[0] if choices else None
+    """The first plan, or none; a change that the model does not allow (adapters on Mamba) is no way out."""
+    with contextlib.suppress(ToolkitError):
+        choices = search(request, calibration, top=1).choices
+        return choices[0] if choices else None
+    return None
 
 
 def _add(ways: list[Way], change: str, choice: Choice) -> None:
     ways.append(Way(change, describe(choice.strategy), choice.estimate.memory.total_bytes))
 
 
-def _option(pin: str) -> str:
+def _option(pin: str, value: int) -> str:
+    """The option and value as the command line has them."""
+    if pin == "sequence_parallel":
+        return "--sequence-parallel" if value else "--no-sequence-parallel"
     names = {
         "zero_stage": "zero",
         "micro_batch_size": "micro-batch",
         "gradient_accumulation_steps": "accumulation",
         "virtual_pipeline_stages": "vpp",
     }
-    return "--" + names.get(pin, pin).replace("_", "-")
+    words = {"recompute": RECOMPUTE, "offload": OFFLOAD}.get(pin)
+    return f"--{names.get(pin, pin).replace('_', '-')} {words[value] if words else value}"
