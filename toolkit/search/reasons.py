@@ -24,6 +24,7 @@ _CHOICES = (
 )
 FITS, TIGHT = VERDICTS.index("fits"), VERDICTS.index("tight")
 SAME = 0.0005  # a difference that prints as 0.0 % is none
+NOTABLE = 0.01  # a plan that is faster by less than this is not worth a sentence
 
 
 def reasons(request: Request, result: SearchResult, choice: Choice) -> tuple[str, ...]:
@@ -102,7 +103,7 @@ def _faster_but_lower(result: SearchResult, choice: Choice) -> list[str]:
     mine, said = choice.estimate.step.seconds, []
     for verdict in (FITS, TIGHT):
         fastest = _fastest(result.blocks, verdict)
-        if fastest is None or fastest[0] >= mine * (1.0 - SAME):
+        if fastest is None or fastest[0] >= mine * (1.0 - NOTABLE):
             continue
         seconds, strategy = fastest
         gain = 1.0 - seconds / mine
