@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+# What the options and recipes take: far above any use, and products of these stay far below the 2^63 of a column.
+MOST_TOKENS = 10**9  # of a sequence
+MOST_SEQUENCES = 10**9  # of a step
+
 
 class Precision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Bytes per parameter of each kind of state: replaces every magic 16, 18 and 20."""

@@ -1,5 +1,8 @@
 """Each rule of the frameworks: what it refuses, what it lets pass, and what it says."""
 
+import math
+
+import msgspec
 import numpy
 import pytest
 
@@ -102,3 +105,37 @@ def test_every_constraint_of_megatron_says_where_it_comes_from() -> None:
     unsourced = {c.name for c in CONSTRAINTS if "megatron" in c.frameworks and not c.source and not c.advice}
     # what our own programs cannot do has no outside source
     assert unsourced <= {"architecture", "method", "gpus", "zero_stages"}
+
+
+@pytest.mark.parametrize(
+    ("pin", "rule"),
+    [
+        ({"virtual_pipeline_stages": 4}, "virtual_stages"),
+        ({"sequence_parallel": 1}, "sequence_parallel"),
+        ({"dp_shard": 4}, "shard_group"),
+        ({"hpz": 4}, "hpz"),
+        ({"etp": 4}, "data_parallel_only"),
+    ],
+)
+def test_a_degree_that_a_framework_does_not_have_is_refused_and_not_ignored(pin: dict[str, int], rule: str) -> None:
+    request = request_for(gpus=8, global_batch=64)
+    degrees = {"dp": 8, "dp_shard": 8, "gradient_accumulation_steps": 8, "zero_stage": 0}
+    assert rule in broken(request, framework="ddp", **(degrees | pin))
+    assert rule not in broken(request, framework="ddp", **degrees)
+
+
+def test_pins_that_only_another_framework_has_leave_none_of_the_others() -> None:
+    for pin in ({"hpz": 4}, {"dp_shard": 4}, {"virtual_pipeline_stages": 4}):
+        request = msgspec.structs.replace(request_for(gpus=8, global_batch=64), framework="ddp", pins=pin)
+        for block in blocks(request):
+            assert not mask(request, block, {}).any(), pin
+
+
+def test_a_product_that_wraps_around_to_the_number_of_gpus_is_not_that_number() -> None:
+    """140440 x 386207 x 174103 x 736451 = 377 x 2^64 + 8, which is 8 in the 64 bits of a column."""
+    degrees = {"tp": 140440, "pp": 386207, "cp": 174103, "dp": 736451}
+    assert math.prod(degrees.values()) == 377 * 2**64 + 8
+    (rule,) = (constraint for constraint in CONSTRAINTS if constraint.name == "gpus")
+    request = request_for(gpus=8)
+    for values in (degrees, {name: numpy.array([value]) for name, value in degrees.items()}):
+        assert not rule.holds(request.model, request.cluster, request.workload, Strategy(**values))

@@ -27,9 +27,10 @@ def command(plan_file: str, out: str, force: bool, as_json: bool) -> None:
     from toolkit import plan as plans
     from toolkit.cli.files import write_files
     from toolkit.emit.bundle import bundle
+    from toolkit.registry.files import contents
 
     try:
-        text = Path(plan_file).read_bytes()
+        text = contents(plan_file)
     except (OSError, ValueError) as error:
         raise ToolkitError(f"cannot read {plan_file!r}: {error}", remedy="make it with toolkit plan --out") from error
     plan = plans.load(text, plan_file)

@@ -43,7 +43,7 @@ def command(**options: Any) -> None:
     warnings = tuple(f"warning: {problem.message} ({problem.remedy})" for _, problem in broken)
     choice = choose(asked.request, asked.calibration, strategy)
     plan = plan_of(asked, choice, (*warnings, *advice(asked.request, choice)))
-    if options["out"]:
+    if options["out"] is not None:
         from toolkit.cli.plan import write
 
         write(plan, options["out"], options["force"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -18,10 +19,12 @@ def write_files(directory: str | Path, files: dict[str, str], force: bool = Fals
     Scripts are made executable. Raises ToolkitError, naming every file that exists already unless
     ``force`` is given, and for what the file system refuses.
     """
+    if not str(directory):
+        raise ToolkitError("the directory for the files has an empty name", remedy="name one, or . for this one")
     folder = Path(directory)
-    _refuse(folder, files, force)
     temporary: dict[Path, Path] = {}
     try:
+        _refuse(folder, files, force)
         folder.mkdir(parents=True, exist_ok=True)
         for name in sorted(files):
             path = folder / name
@@ -31,11 +34,12 @@ def write_files(directory: str | Path, files: dict[str, str], force: bool = Fals
             half.chmod(0o755 if name.endswith(SCRIPTS) else 0o644)
         for path, half in temporary.items():
             half.replace(path)
-    except (OSError, UnicodeEncodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ToolkitError(f"cannot write {folder}: {error}", remedy="choose another --out") from error
     finally:
         for half in temporary.values():
-            half.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # also a name too long to be there
+                half.unlink()
     return list(temporary)
 
 

@@ -66,6 +66,7 @@ def command(what: str, program_arguments: tuple[str, ...], **options: Any) -> No
 def _plan(what: str, options: dict[str, Any]) -> tuple[Plan, Path]:
     """The plan that is meant, and the absolute folder for its files."""
     from toolkit import plan as plans
+    from toolkit.registry.files import contents
 
     if what.endswith(".json"):
         given = [name for name in ("gpus", "cluster", "accelerator", "gpus_per_node") if options[name]]
@@ -75,7 +76,7 @@ def _plan(what: str, options: dict[str, Any]) -> tuple[Plan, Path]:
                 remedy="leave it out, or give the recipe's name",
             )
         try:
-            text = Path(what).read_bytes()
+            text = contents(what)
         except (OSError, ValueError) as error:
             raise ToolkitError(f"cannot read {what!r}: {error}", remedy="make it with toolkit plan --out") from error
         return plans.load(text, what), Path(options["out"] or Path(what).parent).absolute()

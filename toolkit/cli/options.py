@@ -8,6 +8,9 @@ from typing import Any, TypeVar
 import click
 
 from toolkit.strategy import FRAMEWORKS, OFFLOAD, RECOMPUTE
+from toolkit.workload import MOST_SEQUENCES, MOST_TOKENS
+
+MOST_RANKS = 1_000_000  # as many as --gpus takes
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -39,8 +42,10 @@ def request_options(function: Function) -> Function:
             click.option("--accelerator", metavar="NAME", help="e.g. h100, a100-80gb, mi300x."),
             click.option("--cluster", metavar="NAME|FILE", help="A named cluster or your own TOML."),
             click.option("--gpus-per-node", type=click.IntRange(min=1), help="Where it differs from the cluster's."),
-            click.option("--sequence-length", type=click.IntRange(min=1), help="Tokens per sequence."),
-            click.option("--global-batch", type=click.IntRange(min=1), help="Sequences per optimizer step."),
+            click.option("--sequence-length", type=click.IntRange(1, MOST_TOKENS), help="Tokens per sequence."),
+            click.option(
+                "--global-batch", type=click.IntRange(1, MOST_SEQUENCES), help="Sequences per optimizer step."
+            ),
             click.option("--tokens", metavar="N", help="Tokens to train on in all, e.g. 1T."),
             click.option("--framework", type=click.Choice(["any", *FRAMEWORKS]), default="any", show_default=True),
             click.option("--method", type=click.Choice(["full", "lora", "qlora"]), help="What is trained."),
@@ -64,7 +69,7 @@ def strategy_options(function: Function) -> Function:
         "--sequence-parallel/--no-sequence-parallel", default=None, help="Megatron's, inside tensor parallelism."
     )(function)
     for names, field, text in reversed(PINS):
-        allowed = click.IntRange(0, 3) if field == "zero_stage" else click.IntRange(min=1)
+        allowed = click.IntRange(0, 3) if field == "zero_stage" else click.IntRange(1, MOST_RANKS)
         function = click.option(*names, field, type=allowed, help=text)(function)
     return function
 

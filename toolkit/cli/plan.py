@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from toolkit.cli.options import request_options, strategy_options
+from toolkit.errors import ToolkitError
 
 if TYPE_CHECKING:
     from toolkit.cli.request import Asked
@@ -41,7 +42,9 @@ def command(**options: Any) -> None:
 
     asked = build(options)
     plans, result = plan(asked, max(options["top"], options["pick"]))
-    if options["out"] and options["pick"] <= len(plans):
+    if plans and options["pick"] > len(plans):
+        raise ToolkitError(f"--pick {options['pick']}: there are {len(plans)} plans", remedy="pick one of those")
+    if plans and options["out"] is not None:
         write(plans[options["pick"] - 1], options["out"], options["force"])
     shown = plans[: options["top"]]
     if options["as_json"]:
@@ -123,7 +126,7 @@ def write(chosen: Plan, directory: str, force: bool) -> None:
     from toolkit.cli.files import write_files
     from toolkit.emit.bundle import bundle
 
-    written = write_files(Path(directory), bundle(chosen, str(Path(directory).absolute())), force)
+    written = write_files(directory, bundle(chosen, str(Path(directory).absolute())), force)
     click.echo(f"wrote {', '.join(str(path) for path in written)}", err=True)
 
 

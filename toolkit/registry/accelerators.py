@@ -121,7 +121,7 @@ def read_toml(path: Path, what: str) -> dict[str, object]:
             raise ToolkitError(
                 f"{what} file {str(path)!r} is larger than 1 MB", remedy="it should be a short TOML file"
             )
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        return tomllib.loads(files.contents(path, 1_000_000).decode("utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:  # a TOML error and a NUL in a name are ValueErrors
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise ToolkitError(

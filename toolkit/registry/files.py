@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from toolkit.errors import Problems, ToolkitError
 
 SHIPPED = Path(__file__).parent.parent / "data"
+LARGEST_FILE = 16 * 2**20  # bytes; a config.json or a plan.json has a few thousand
 
 
 class Entry(NamedTuple):
@@ -31,6 +32,23 @@ def user_folder() -> Path:
     """Where the user keeps their own entries: ``$TOOLKIT_DATA`` or ``~/.config/toolkit``."""
     chosen = os.environ.get("TOOLKIT_DATA")
     return Path(chosen) if chosen else Path("~/.config/toolkit").expanduser()
+
+
+def contents(path: str | Path, most: int = LARGEST_FILE) -> bytes:
+    """The bytes of a file that a user named; raises OSError where reading could wait or fill the memory.
+
+    That is for what is no regular file (a pipe, a terminal, /dev/zero) and for more than ``most`` bytes.
+    """
+    import errno
+
+    path = Path(path)
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    with path.open("rb") as file:
+        read = file.read(most + 1)
+    if len(read) > most:
+        raise OSError(errno.EFBIG, f"it is larger than {most:,} bytes", str(path))
+    return read
 
 
 def normal(name: str) -> str:
@@ -93,7 +111,11 @@ def unknown(kind: str, name: str) -> str:
 def remedy(kind: str, name: str) -> str:
     """The nearest names, or where the list is."""
     near = nearest(kind, name)
-    listing = f"toolkit {kind} lists all; your own go into {user_folder() / kind}/*.toml"
+    if kind == "calibration":  # few, and no command lists them
+        listing = f"known: {', '.join(entry.name for entry in entries(kind).values())}"
+    else:
+        listing = f"toolkit {kind} lists all"
+    listing += f"; your own go into {user_folder() / kind}/*.toml"
     return f"did you mean {', '.join(near)}? {listing}" if near else listing
 
 
@@ -136,7 +158,7 @@ def _read(path: Path) -> list[Entry]:
     import tomllib
 
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(contents(path).decode("utf-8-sig"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise ToolkitError(f"{path}: {error}", remedy="correct the file, or move it away") from error
     if isinstance(values.get("name"), str):

@@ -12,7 +12,6 @@ from toolkit.model import ModelSpec
 from toolkit.registry import files
 
 KIND = "models"
-_LARGEST_CONFIG = 16 * 2**20  # bytes; a config.json has a few thousand
 # words of hub names that do not change the shape
 _SAME_SHAPE = {
     "hf",
@@ -100,10 +99,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 
     remedy = "give the config.json of a Hugging Face model"
     try:
-        if path.stat().st_size > _LARGEST_CONFIG:
-            raise ToolkitError(f"{path} is too large for a config.json", remedy=remedy)
         # the standard parser: saved configs hold Infinity, which strict JSON refuses
-        values = json.loads(path.read_text(encoding="utf-8-sig"))
+        values = json.loads(files.contents(path).decode("utf-8-sig"))
     except OSError as error:
         raise ToolkitError(f"{path} cannot be read: {error.strerror or error}", remedy=remedy) from error
     except (ValueError, RecursionError) as error:

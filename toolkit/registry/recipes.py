@@ -11,6 +11,7 @@ import msgspec
 from toolkit.errors import Problems, ToolkitError
 from toolkit.recipe import Contract, Recipe
 from toolkit.registry import files, strict
+from toolkit.workload import MOST_SEQUENCES, MOST_TOKENS
 
 SHIPPED = Path(__file__).parent.parent.parent / "recipes"
 
@@ -30,6 +31,7 @@ POSITIVE = (
     "lora_alpha",
     "adam_epsilon",
 )
+MOST = {"sequence_length": MOST_TOKENS, "global_batch_size": MOST_SEQUENCES, "lora_rank": 10**6}
 NOT_NEGATIVE = (
     "min_learning_rate",
     "warmup_steps",
@@ -93,7 +95,7 @@ def _read(path: Path) -> Recipe:
     import tomllib
 
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(files.contents(path).decode("utf-8-sig"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise ToolkitError(f"cannot read the recipe {path}: {error}", remedy="give a TOML file") from error
     recipe = strict.decode(values, Recipe, str(path))
@@ -119,6 +121,9 @@ def _check(recipe: Recipe, path: Path) -> None:
         for name in POSITIVE:
             if not getattr(contract, name) > 0:
                 problems.add(f"{path}: contract.{name} is {getattr(contract, name)}", "it must be more than 0")
+        for name, most in MOST.items():
+            if getattr(contract, name) > most:
+                problems.add(f"{path}: contract.{name} is {getattr(contract, name)}", f"it must be at most {most:,}")
         for name in NOT_NEGATIVE:
             if getattr(contract, name) < 0:
                 problems.add(f"{path}: contract.{name} is {getattr(contract, name)}", "it must not be negative")

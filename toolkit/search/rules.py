@@ -50,17 +50,17 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "gpus",
         "tp x pp x cp x dp must be the number of GPUs",
         ALL,
-        lambda m, c, w, s: s.tp * s.pp * s.cp * s.dp == c.num_gpus,
+        lambda m, c, w, s: 1.0 * s.tp * s.pp * s.cp * s.dp == c.num_gpus,
         "tp {s.tp} x pp {s.pp} x cp {s.cp} x dp {s.dp} = {product} is not the {c.num_gpus} GPUs of the request",
         "leave one degree free, or choose degrees whose product is the number of GPUs",
         source="megatron-core 0.16.1 parallel_state.py:740",
     ),
     Constraint(
         "data_parallel_only",
-        "ddp, deepspeed and fsdp have tp = pp = cp = ep = 1 here",
+        "ddp, deepspeed and fsdp have tp = pp = cp = ep = etp = 1 here",
         DATA_PARALLEL,
-        lambda m, c, w, s: (s.tp == 1) & (s.pp == 1) & (s.cp == 1) & (s.ep == 1),
-        "{s.framework} runs with data parallelism only here, not tp {s.tp} pp {s.pp} cp {s.cp} ep {s.ep}",
+        lambda m, c, w, s: (s.tp == 1) & (s.pp == 1) & (s.cp == 1) & (s.ep == 1) & (s.etp == 1),
+        "{s.framework} runs with data parallelism only here, not tp {s.tp} pp {s.pp} cp {s.cp} ep {s.ep} etp {s.etp}",
         "use --framework megatron for tensor, pipeline, context or expert parallelism",
     ),
     Constraint(
@@ -143,7 +143,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint(
         "sequence_parallel",
         "sequence parallelism needs tp > 1",
-        ("megatron",),
+        ALL,
         lambda m, c, w, s: (s.sequence_parallel == 0) | (s.tp > 1),
         "sequence parallelism is inside tensor parallelism, but tp is {s.tp}",
         "drop --sequence-parallel or raise --tp",
@@ -157,6 +157,15 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "ep {s.ep} does not divide the {m.num_experts} experts of {m.name}",
         "choose an ep that divides the number of experts (1 for a dense model)",
         source="megatron-core 0.16.1 moe_layer.py:101",
+    ),
+    Constraint(
+        "expert_tensor",
+        "a dense model has no experts to cut",
+        ("megatron",),
+        lambda m, c, w, s: m.is_moe | (s.etp == 1) | (s.etp == s.tp),
+        "{m.name} has no experts, so etp {s.etp} would do nothing",
+        "leave --etp out",
+        source="megatron-core 0.16.1 model_parallel_config.py: expert_tensor_model_parallel_size is read by MoE layers",
     ),
     Constraint(
         "expert_grid",
@@ -188,7 +197,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint(
         "virtual_stages",
         "the layers must split over pp x virtual stages, and interleaving needs pp > 1",
-        ("megatron",),
+        ALL,
         lambda m, c, w, s: (
             (s.virtual_pipeline_stages == 1)
             | ((s.pp > 1) & _divides(s.pp * s.virtual_pipeline_stages, m.num_hidden_layers))
@@ -229,7 +238,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "global_batch",
         "micro batch x dp x accumulation must be the global batch",
         ALL,
-        lambda m, c, w, s: s.micro_batch_size * s.dp * s.gradient_accumulation_steps == w.global_batch_size,
+        lambda m, c, w, s: 1.0 * s.micro_batch_size * s.dp * s.gradient_accumulation_steps == w.global_batch_size,
         "micro batch {s.micro_batch_size} x dp {s.dp} x accumulation {s.gradient_accumulation_steps} = "
         "{batch_product} is not the global batch of {w.global_batch_size} sequences",
         "choose a global batch that is a multiple of micro batch x dp",
@@ -262,11 +271,12 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     ),
     Constraint(
         "shard_group",
-        "the sharding group must divide dp",
-        ("fsdp",),
-        lambda m, c, w, s: _divides(s.dp_shard, s.dp),
-        "the sharding group of {s.dp_shard} does not divide dp {s.dp}",
-        "use the GPUs of one node, or all",
+        "the sharding group must divide dp, and only fsdp has one smaller than dp",
+        ALL,
+        lambda m, c, w, s: _divides(s.dp_shard, s.dp) if s.framework == "fsdp" else s.dp_shard == s.dp,
+        "{s.framework} cannot share a copy among {s.dp_shard} of the dp {s.dp} ranks",
+        "use --framework fsdp with the GPUs of one node, or leave --dp-shard out",
+        source="torch.distributed.fsdp ShardingStrategy.HYBRID_SHARD",
     ),
     Constraint(
         "offload",
@@ -284,19 +294,21 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     ),
     Constraint(
         "hpz",
-        "hpZ needs stage 3, a group inside one node, and several nodes",
-        ("deepspeed",),
+        "hpZ needs DeepSpeed stage 3, a group inside one node, and several nodes",
+        ALL,
         lambda m, c, w, s: (
             (s.hpz == 1)
             | (
-                (s.zero_stage == 3)
+                (s.framework == "deepspeed")
+                & (s.zero_stage == 3)
                 & _divides(s.hpz, s.dp)
                 & (s.hpz <= c.gpus_per_node)
                 & (c.nodes > 1)
                 & (s.offload < 2)
             )
         ),
-        "hpz {s.hpz} needs zero stage 3, a group that divides dp {s.dp} inside one node, and more than one node",
+        "hpz {s.hpz} needs DeepSpeed zero stage 3, a group that divides dp {s.dp} inside one node, and more than one "
+        "node",
         "drop --hpz, or set it to the {c.gpus_per_node} GPUs of a node",
         source="DeepSpeed 0.19.8 zero/config.py; DeepSpeed issue 3827",
     ),
