@@ -9,14 +9,29 @@ import msgspec
 from toolkit import __version__
 from toolkit import strategy as strategies
 from toolkit.cluster import ClusterSpec
-from toolkit.errors import ToolkitError
+from toolkit.errors import Problems, ToolkitError
 from toolkit.estimates import CommunicationEstimate, HostMemoryEstimate, MemoryEstimate, StepEstimate
 from toolkit.model import ModelSpec
-from toolkit.recipe import Contract
+from toolkit.recipe import Contract, contract_problems
 from toolkit.strategy import Strategy
-from toolkit.workload import Workload
+from toolkit.workload import MOST_SEQUENCES, MOST_TOKENS, Workload
 
 SCHEMA = 1
+VERDICTS = ("fits", "tight", "no")
+NEVER_ZERO = ("num_hidden_layers", "hidden_size", "vocab_size")
+# the largest that the options and the decoder take
+MOST = {
+    "strategy": 10**6,
+    "cluster": 10**6,
+    "gradient_accumulation_steps": MOST_SEQUENCES,
+    "zero_stage": 3,
+    "sequence_parallel": 1,
+    "sequence_length": MOST_TOKENS,
+    "global_batch_size": MOST_SEQUENCES,
+    "num_hidden_layers": 10_000,
+    "hidden_size": 2**24,
+    "vocab_size": 2**24,
+}
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,12 +78,37 @@ def load(text: str | bytes, where: str = "plan.json") -> Plan:
         if not isinstance(values, dict) or not isinstance(values.get("strategy"), dict):
             raise ToolkitError(f"{where} is not a plan", remedy="make one with: toolkit plan ... --out DIR")
         schema = values.pop("schema", None)
-        if schema != SCHEMA:
+        if type(schema) is not int or schema != SCHEMA:
             raise ToolkitError(
-                f"{where} has schema {schema}, this toolkit reads {SCHEMA}",
+                f"{where} has schema {str(schema)[:40]}, this toolkit reads {SCHEMA}",
                 remedy="make the plan again with toolkit plan",
             )
         values["strategy"] = msgspec.structs.asdict(strategies.from_json(values["strategy"]))
-        return msgspec.convert(values, Plan)
-    except (msgspec.MsgspecError, ValueError, TypeError) as error:
+        plan = msgspec.convert(values, Plan)
+    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
         raise ToolkitError(f"{where}: {error}", remedy="make the plan again with toolkit plan") from error
+    _require_possible(plan, where)
+    return plan
+
+
+def _require_possible(plan: Plan, where: str) -> None:
+    """Numbers that no job has: a plan.json may have been edited by hand; raises ToolkitError with all of them."""
+    ranges: list[tuple[str, bool, Any, str]] = [("verdict", plan.verdict in VERDICTS, plan.verdict, " or ".join(VERDICTS))]
+    groups: tuple[tuple[str, msgspec.Struct, dict[str, int]], ...] = (
+        ("strategy", plan.strategy, dict.fromkeys(("zero_stage", "sequence_parallel", "recompute", "offload"), 0)),
+        ("cluster", plan.cluster, {"fast_domain_gpus": 0, "host_cores": 0}),
+        ("workload", plan.workload, {}),
+        ("model", plan.model, dict.fromkeys(set(plan.model.__struct_fields__) - {*NEVER_ZERO}, 0)),
+    )
+    for group, values, least in groups:
+        for name in values.__struct_fields__:
+            value = getattr(values, name)
+            if type(value) is int:
+                low, high = least.get(name, 1), MOST.get(name, MOST.get(group, 2**53))
+                ranges.append((f"{group}.{name}", low <= value <= high, value, f"{low:,} to {high:,}"))
+    with Problems() as problems:
+        for name, good, value, allowed in ranges:
+            if not good:
+                problems.add(f"{where}: {name} is {value!r}", f"it can be {allowed}")
+        for problem in contract_problems(plan.contract):
+            problems.add(f"{where}: contract.{problem.message}", problem.remedy)

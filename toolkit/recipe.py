@@ -2,7 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
+
+from toolkit.errors import Problem
+from toolkit.workload import MOST_SEQUENCES, MOST_TOKENS
+
+CHOICES = {
+    "precision": ("bf16", "fp16", "fp32", "fp8"),
+    "method": ("full", "lora", "qlora"),
+    "optimizer": ("adamw", "adamw_8bit", "sgd", "muon"),
+    "schedule": ("cosine", "linear", "constant"),
+    "lora_targets": ("all-linear", "attention"),
+}
+POSITIVE = (
+    "sequence_length",
+    "global_batch_size",
+    "learning_rate",
+    "epochs",
+    "lora_rank",
+    "lora_alpha",
+    "adam_epsilon",
+)
+NOT_NEGATIVE = (
+    "min_learning_rate",
+    "warmup_steps",
+    "weight_decay",
+    "gradient_clipping",
+    "total_steps",
+    "total_tokens",
+    "seed",
+)
+MOST = {
+    "sequence_length": MOST_TOKENS,
+    "global_batch_size": MOST_SEQUENCES,
+    "total_steps": 10**12,
+    "warmup_steps": 10**12,
+    "lora_rank": 10**6,
+    "lora_alpha": 10**6,
+    "seed": 2**32 - 1,  # what numpy's generator takes
+}
 
 
 class Contract(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,6 +77,35 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     lora_rank: int = 16
     lora_alpha: int = 32
     lora_targets: str = "all-linear"
+
+
+def contract_problems(contract: Contract) -> Iterator[Problem]:
+    """What no program could run: each value with what it may be; the message begins with the name of the setting."""
+    import difflib
+
+    values = {name: getattr(contract, name) for name in contract.__struct_fields__}
+    for name, allowed in CHOICES.items():
+        if values[name] not in allowed:
+            near = difflib.get_close_matches(values[name].casefold(), allowed, n=2, cutoff=0.5)
+            remedy = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(sorted(allowed))}"
+            yield Problem(f"{name} is {values[name]!r}", remedy)
+    for name in POSITIVE:
+        if not values[name] > 0:
+            yield Problem(f"{name} is {values[name]}", "it must be more than 0")
+    for name in NOT_NEGATIVE:
+        if values[name] < 0:
+            yield Problem(f"{name} is {values[name]}", "it must not be negative")
+    for name, most in MOST.items():
+        if values[name] > most:
+            yield Problem(f"{name} is {values[name]}", f"it must be at most {most:,}")
+    for name in ("adam_beta1", "adam_beta2"):
+        if not 0.0 <= values[name] < 1.0:
+            yield Problem(f"{name} is {values[name]}", "it must be in [0, 1)")
+    if contract.min_learning_rate > contract.learning_rate:
+        yield Problem(
+            f"min_learning_rate {contract.min_learning_rate} exceeds learning_rate {contract.learning_rate}",
+            "learning_rate is the peak",
+        )
 
 
 def contract_sha256(contract: Contract) -> str:

@@ -18,6 +18,7 @@ LEAST_STOP_SECONDS, MOST_STOP_SECONDS = 120, 65535  # the latter is Slurm's own 
 # bf16 weights, fp32 master copy and both Adam moments: what one checkpoint holds
 CHECKPOINT_BYTES_PER_PARAMETER = 14.0
 ASSUMED_STORAGE_BYTES_PER_SECOND = 2.0e9  # assumed where the cluster does not say: a modest shared file system
+LONGEST_TIME_LIMIT = 32  # characters; Slurm counts at most 2^32 minutes
 TIME_LIMIT = re.compile(
     r"(?P<minutes>\d+)|(?:(?P<days>\d+)-)?(?P<hours>\d+):(?P<m>\d+):(?P<s>\d+)|(?P<mm>\d+):(?P<ss>\d+)"
     r"|(?P<d>\d+)-(?P<h>\d+)(?::(?P<hm>\d+))?",
@@ -120,9 +121,11 @@ def limit_seconds(text: str) -> int:
     """
     if not text or text.upper() in ("UNLIMITED", "INFINITE"):
         return 0
-    match = TIME_LIMIT.fullmatch(text)
+    match = TIME_LIMIT.fullmatch(text) if len(text) <= LONGEST_TIME_LIMIT else None
     if match is None:
-        raise ToolkitError(f"time limit {text!r} is not one of Slurm's", remedy="write it as 12:00:00 or 2-12:00:00")
+        raise ToolkitError(
+            f"time limit {text[:40]!r} is not one of Slurm's", remedy="write it as 12:00:00 or 2-12:00:00"
+        )
     part = {name: int(value or 0) for name, value in match.groupdict().items()}
     return (
         86400 * (part["days"] + part["d"])

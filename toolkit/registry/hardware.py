@@ -204,7 +204,7 @@ def check_cluster(file: ClusterFile, where: str) -> None:
                 )
             if "\0" in value:
                 problems.add(f"{where}: site.environment.{name} has a NUL in it", "take it out")
-        if not re.fullmatch(r"[0-9]+(-[0-9]+)?(:[0-9]{1,2}){0,2}|UNLIMITED|INFINITE", site.time_limit):
+        if not re.fullmatch(r"[0-9]{1,9}(-[0-9]{1,9})?(:[0-9]{1,2}){0,2}|UNLIMITED|INFINITE", site.time_limit):
             problems.add(
                 f"{where}: site.time_limit = {site.time_limit!r} is not a Slurm time", "write 24:00:00 or 2-00:00:00"
             )

@@ -9,38 +9,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from toolkit.errors import Problems, ToolkitError
-from toolkit.recipe import Contract, Recipe
+from toolkit.recipe import Contract, Recipe, contract_problems
 from toolkit.registry import files, strict
-from toolkit.workload import MOST_SEQUENCES, MOST_TOKENS
 
 SHIPPED = Path(__file__).parent.parent.parent / "recipes"
 
-CHOICES = {
-    "precision": ("bf16", "fp16", "fp32", "fp8"),
-    "method": ("full", "lora", "qlora"),
-    "optimizer": ("adamw", "adamw_8bit", "sgd", "muon"),
-    "schedule": ("cosine", "linear", "constant"),
-    "lora_targets": ("all-linear", "attention"),
-}
-POSITIVE = (
-    "sequence_length",
-    "global_batch_size",
-    "learning_rate",
-    "epochs",
-    "lora_rank",
-    "lora_alpha",
-    "adam_epsilon",
-)
-MOST = {"sequence_length": MOST_TOKENS, "global_batch_size": MOST_SEQUENCES, "lora_rank": 10**6}
-NOT_NEGATIVE = (
-    "min_learning_rate",
-    "warmup_steps",
-    "weight_decay",
-    "gradient_clipping",
-    "total_steps",
-    "total_tokens",
-    "seed",
-)
 STATUS = re.compile(r"planned only|verified on .+", re.DOTALL)
 
 
@@ -114,28 +87,8 @@ def _check(recipe: Recipe, path: Path) -> None:
             problems.add(f"{path}: program is {recipe.program!r}", "use finetune or pretrain")
         if not STATUS.fullmatch(recipe.status):
             problems.add(f"{path}: status is {recipe.status!r}", "say 'planned only' or 'verified on <hardware>'")
-        for name, allowed in CHOICES.items():
-            if getattr(contract, name) not in allowed:
-                value = getattr(contract, name)
-                problems.add(f"{path}: contract.{name} is {value!r}", strict.did_you_mean(value, allowed))
-        for name in POSITIVE:
-            if not getattr(contract, name) > 0:
-                problems.add(f"{path}: contract.{name} is {getattr(contract, name)}", "it must be more than 0")
-        for name, most in MOST.items():
-            if getattr(contract, name) > most:
-                problems.add(f"{path}: contract.{name} is {getattr(contract, name)}", f"it must be at most {most:,}")
-        for name in NOT_NEGATIVE:
-            if getattr(contract, name) < 0:
-                problems.add(f"{path}: contract.{name} is {getattr(contract, name)}", "it must not be negative")
-        for name in ("adam_beta1", "adam_beta2"):
-            if not 0.0 <= getattr(contract, name) < 1.0:
-                problems.add(f"{path}: contract.{name} is {getattr(contract, name)}", "it must be in [0, 1)")
-        if contract.min_learning_rate > contract.learning_rate:
-            problems.add(
-                f"{path}: contract.min_learning_rate {contract.min_learning_rate} exceeds"
-                f" learning_rate {contract.learning_rate}",
-                "learning_rate is the peak",
-            )
+        for problem in contract_problems(contract):
+            problems.add(f"{path}: contract.{problem.message}", problem.remedy)
         if not contract.model:
             problems.add(f"{path}: contract.model is empty", "give a registry name, a hub name or a path")
 

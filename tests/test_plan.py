@@ -1,0 +1,101 @@
+"""plan.json read back: what was written, and whatever a hand may have made of it."""
+
+import copy
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.plans import all_plans
+from toolkit import plan as plans
+from toolkit.cli.emit import _require_rules
+from toolkit.emit.bundle import bundle
+from toolkit.errors import ToolkitError
+
+PLANS = {"deepspeed": all_plans()["zero3"], "megatron": all_plans()["dense"]}
+WRONG = (None, True, -1, 0, 1.5, 10**30, 2**63 - 1, 1e308, -(10**12), "x", [], {}, [[1]], "9" * 5000)
+
+
+def paths(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Every place in a document."""
+    yield path
+    if isinstance(value, dict):
+        for key in value:
+            yield from paths(value[key], (*path, key))
+    if isinstance(value, list) and value:
+        yield from paths(value[0], (*path, 0))
+
+
+def edited(document: Any, path: tuple[str | int, ...], value: Any) -> str:
+    changed = copy.deepcopy(document)
+    inner = changed
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    return json.dumps(changed)
+
+
+@pytest.mark.parametrize("which", PLANS)
+def test_a_plan_comes_back_as_it_was(which: str) -> None:
+    assert plans.load(plans.dump(PLANS[which])) == PLANS[which]
+
+
+@pytest.mark.parametrize("which", PLANS)
+def test_any_wrong_value_anywhere_is_refused_or_harmless(which: str) -> None:
+    document = plans.to_json(PLANS[which])
+    places = [path for path in paths(document) if path]
+    assert len(places) > 200
+    dice = random.Random(7)
+    for path in places:
+        for value in dice.sample(WRONG, 4):
+            try:
+                plan = plans.load(edited(document, path, value))
+                bundle(plan, "/tmp/plan")
+                _require_rules(plan)
+            except ToolkitError as error:
+                assert all(problem.message for problem in error.problems), (path, value)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("schema", True, "schema True"),
+        ("schema", 2, "schema 2"),
+        ("verdict", "x", "verdict is 'x'"),
+        ("contract.learning_rate", -1, "contract.learning_rate is -1"),
+        ("contract.seed", 2**63 - 1, "contract.seed is"),
+        ("contract.epochs", 0, "contract.epochs is 0"),
+        ("contract.sequence_length", 0, "contract.sequence_length is 0"),
+        ("strategy.zero_stage", 10**11, "strategy.zero_stage is 100000000000"),
+        ("strategy.dp", 0, "strategy.dp is 0"),
+        ("cluster.nodes", 2**63 - 1, "cluster.nodes is"),
+        ("model.num_hidden_layers", 2**63 - 1, "model.num_hidden_layers is"),
+        ("model.num_key_value_heads", -1, "model.num_key_value_heads is -1"),
+        ("cluster.site.time_limit", "9" * 5000, "time limit '9999"),
+    ],
+)
+@pytest.mark.parametrize("which", PLANS)
+def test_values_that_no_job_has_are_named(which: str, path: str, value: Any, said: str) -> None:
+    document = plans.to_json(PLANS[which])
+    with pytest.raises(ToolkitError) as caught:
+        bundle(plans.load(edited(document, tuple(path.split(".")), value)), "/tmp/plan")
+    assert said in str(caught.value)
+
+
+def test_all_of_them_are_named_at_once() -> None:
+    document = plans.to_json(PLANS["deepspeed"])
+    document["contract"] |= {"seed": -1, "epochs": 0.0}
+    document["strategy"] |= {"zero_stage": 9}
+    with pytest.raises(ToolkitError) as caught:
+        plans.load(json.dumps(document))
+    assert len(caught.value.problems) == 3
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", "[" * 100_000, '{"strategy": {}}', "\xff"])
+def test_what_is_no_plan(text: str) -> None:
+    with pytest.raises(ToolkitError):
+        plans.load(text)
+    with pytest.raises(ToolkitError):
+        plans.load(text.encode("latin-1"))
