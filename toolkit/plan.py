@@ -93,7 +93,9 @@ def load(text: str | bytes, where: str = "plan.json") -> Plan:
 
 def _require_possible(plan: Plan, where: str) -> None:
     """Numbers that no job has: a plan.json may have been edited by hand; raises ToolkitError with all of them."""
-    ranges: list[tuple[str, bool, Any, str]] = [("verdict", plan.verdict in VERDICTS, plan.verdict, " or ".join(VERDICTS))]
+    ranges: list[tuple[str, bool, Any, str]] = [
+        ("verdict", plan.verdict in VERDICTS, plan.verdict, " or ".join(VERDICTS))
+    ]
     groups: tuple[tuple[str, msgspec.Struct, dict[str, int]], ...] = (
         ("strategy", plan.strategy, dict.fromkeys(("zero_stage", "sequence_parallel", "recompute", "offload"), 0)),
         ("cluster", plan.cluster, {"fast_domain_gpus": 0, "host_cores": 0}),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import io
+import os
 import sys
 
 import click
@@ -37,6 +39,14 @@ class LazyGroup(click.Group):
         command: click.Command = importlib.import_module(COMMANDS[name][0]).command
         return command
 
+    def invoke(self, context: click.Context) -> object:
+        """Run the command; a reader that went away (``| head``) is no failure, which click would make of it."""
+        try:
+            return super().invoke(context)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that Python's own flush at exit does not fail
+            sys.exit(0)
+
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """The help table, from the one-liners: nothing is imported."""
         with formatter.section("Commands"):
@@ -54,6 +64,9 @@ def group() -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line; problems go to stderr as sentences, with exit code 2 (input) or 1 (nothing fits)."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows another one
     try:
         group.main(args=argv, prog_name="toolkit", standalone_mode=True)
     except ToolkitError as error:
@@ -62,6 +75,8 @@ def main(argv: list[str] | None = None) -> None:
             if problem.remedy:
                 click.echo(f"  {problem.remedy}", err=True)
         sys.exit(error.exit_code)
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader went away (| head): not an error of ours
-        sys.exit(0)
+    except OSError as error:  # of output, or of the working folder: what is read and written catches its own
+        click.echo(f"error: {error}", err=True)
+        click.echo("  a full disk, a folder that is gone, or one without permission: choose another place", err=True)
+        sys.stdout = None  # what is left in its buffer cannot be written either
+        sys.exit(2)

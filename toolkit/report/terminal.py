@@ -21,11 +21,17 @@ BAR_WIDTH = 30  # characters
 _VERDICT_STYLE = {"fits": "green", "tight": "yellow", "no": "red"}
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave it to the command line, where a reader that went away is no failure; rich would exit with 1."""
+        raise BrokenPipeError
+
+
 def console() -> Console:
     """A console on standard output; plain and wide enough for a table when it is not a terminal."""
-    made = Console(highlight=False, soft_wrap=False)
+    made = _Console(highlight=False, soft_wrap=False)
     if not made.is_terminal:
-        made = Console(highlight=False, width=140)
+        made = _Console(highlight=False, width=140)
     return made
 
 
@@ -91,10 +97,11 @@ def memory_bars(out: Console, plan: Plan) -> None:
             f"memory of the fullest GPU: {format_bytes(plan.memory.total_bytes)} of {format_bytes(limit)}", style="bold"
         )
     )
+    full, sliver = ("█", "▏") if out.encoding.startswith("utf") else ("#", "|")
     for name in plan.memory.__struct_fields__:
         value = getattr(plan.memory, name)
         if value:
-            bar = "█" * max(1, round(BAR_WIDTH * value / limit)) if value > 0.002 * limit else "▏"
+            bar = full * max(1, round(BAR_WIDTH * value / limit)) if value > 0.002 * limit else sliver
             out.print(
                 f"  {name.removesuffix('_bytes').replace('_', ' '):24}{format_bytes(value):>12}  {bar}", markup=False
             )
