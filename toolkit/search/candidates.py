@@ -1,7 +1,6 @@
-"""Every strategy worth evaluating, as one block of columns per framework.
+"""Every strategy worth evaluating: the axes of each framework, whose product is the space.
 
-The whole space is laid out, legal or not: what a constraint removes is counted and shown. A pin
-narrows an axis to one value.
+What a constraint removes of the product is counted and shown. A pin narrows an axis to one value.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from toolkit.search.crossing import Space, grow, space
 from toolkit.search.request import Request
 from toolkit.strategy import Strategy
 
@@ -47,16 +47,20 @@ def micro_batches(request: Request) -> list[int]:
     )
 
 
-def blocks(request: Request) -> Iterator[Strategy]:
-    """One column Strategy for each framework."""
+def spaces(request: Request) -> Iterator[Space]:
+    """The space of each framework that the request allows."""
     makers = {"ddp": _ddp, "deepspeed": _deepspeed, "fsdp": _fsdp, "megatron": _megatron}
     for framework in request.frameworks:
-        axes = makers[framework](request)
-        if axes is not None:
-            yield _cross(framework, request, axes)
+        yield space(framework, request, makers[framework](request))
 
 
-def _ddp(request: Request) -> dict[str, Any] | None:
+def blocks(request: Request) -> Iterator[Strategy]:
+    """Every candidate, legal or not, as one column Strategy for each framework."""
+    for each in spaces(request):
+        yield from grow(request, each, lambda strategy, known, rest: None, most_rows=each.size)
+
+
+def _ddp(request: Request) -> dict[str, Any]:
     return _data_parallel(request) | {
         "zero_stage": _axis(request.pins, "zero_stage", [0]),
         "offload": _axis(request.pins, "offload", [0]),
@@ -64,7 +68,7 @@ def _ddp(request: Request) -> dict[str, Any] | None:
     }
 
 
-def _deepspeed(request: Request) -> dict[str, Any] | None:
+def _deepspeed(request: Request) -> dict[str, Any]:
     gpus, per_node = request.cluster.num_gpus, request.cluster.gpus_per_node
     # stage 0 under DeepSpeed is DDP with another allreduce: searched only on request
     stages = [1, 2, 3] if request.framework == "any" else [0, 1, 2, 3]
@@ -75,7 +79,7 @@ def _deepspeed(request: Request) -> dict[str, Any] | None:
     }
 
 
-def _fsdp(request: Request) -> dict[str, Any] | None:
+def _fsdp(request: Request) -> dict[str, Any]:
     gpus, per_node = request.cluster.num_gpus, request.cluster.gpus_per_node
     return _data_parallel(request) | {
         "zero_stage": _axis(request.pins, "zero_stage", [3]),
@@ -99,7 +103,7 @@ def _data_parallel(request: Request) -> dict[str, Any]:
     }
 
 
-def _megatron(request: Request) -> dict[str, Any] | None:
+def _megatron(request: Request) -> dict[str, Any]:
     model, pins, gpus = request.model, request.pins, request.cluster.num_gpus
     grid = grids(gpus, pins)
     chunks = _chunks(model.num_hidden_layers, {pp for _, pp, _, _ in grid})
@@ -126,40 +130,3 @@ def _chunks(layers: int, degrees: set[int]) -> list[int]:
 
 def _axis(pins: dict[str, int], name: str, values: Sequence[int]) -> list[int]:
     return [pins[name]] if name in pins else list(values)
-
-
-def _cross(framework: str, request: Request, axes: dict[str, Any]) -> Strategy:
-    """The cartesian product of the axes, as columns; derived degrees are filled in."""
-    import numpy
-
-    grid = numpy.array(axes.pop("grid"), dtype=numpy.int64)
-    names = list(axes)
-    sizes = [len(grid)] + [len(axes[name]) for name in names]
-    indices = numpy.indices(sizes, dtype=numpy.int32).reshape(len(sizes), -1)
-    columns = {name: numpy.asarray(axes[name], dtype=numpy.int64)[indices[i + 1]] for i, name in enumerate(names)}
-    columns |= {axis: grid[indices[0], i] for i, axis in enumerate(("tp", "pp", "cp", "dp"))}
-
-    etp_is_tp = columns.pop("etp_is_tp", None)
-    if "etp" in request.pins:
-        columns["etp"] = numpy.full_like(columns["tp"], request.pins["etp"])
-    elif etp_is_tp is not None:
-        columns["etp"] = numpy.where(etp_is_tp == 1, columns["tp"], 1)
-    else:
-        columns["etp"] = columns["tp"]
-    if "dp_shard" not in columns:
-        shard = request.pins.get("dp_shard")  # only fsdp has it; the constraint that refuses it elsewhere says so
-        columns["dp_shard"] = columns["dp"] if shard is None else numpy.full_like(columns["dp"], shard)
-    if "gradient_accumulation_steps" in request.pins:
-        columns["gradient_accumulation_steps"] = numpy.full_like(
-            columns["dp"], request.pins["gradient_accumulation_steps"]
-        )
-    else:
-        per_micro_step = columns["micro_batch_size"] * columns["dp"]
-        columns["gradient_accumulation_steps"] = numpy.maximum(
-            request.workload.global_batch_size // numpy.maximum(per_micro_step, 1), 1
-        )
-    if etp_is_tp is not None and "etp" not in request.pins:
-        # with tp 1 both settings of etp are the same strategy: keep one
-        keep = (columns["tp"] > 1) | (etp_is_tp == 0)
-        columns = {name: column[keep] for name, column in columns.items()}
-    return Strategy(framework=framework, **columns)

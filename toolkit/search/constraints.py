@@ -58,6 +58,72 @@ def mask(request: Request, strategy: Strategy, eliminated: dict[str, int]) -> An
     return alive
 
 
+class Sieve:
+    """The rules as ``keep`` of :func:`toolkit.search.crossing.grow`: each one as soon as its fields are known.
+
+    ``eliminated`` counts, for each rule, the rows of the whole product that it was the first to refuse.
+    """
+
+    def __init__(self, request: Request, framework: str, eliminated: dict[str, int]) -> None:
+        self.request = request
+        self.eliminated = eliminated
+        self.rules = [
+            (constraint, _fields(constraint, request, framework))
+            for constraint in CONSTRAINTS
+            if framework in constraint.frameworks
+        ]
+        self._due: dict[frozenset[str], list[Constraint]] = {}
+
+    def __call__(self, strategy: Strategy, known: frozenset[str], rest: int) -> Any:
+        """The rows that satisfy every rule whose last field has just become known; None where no rule is due."""
+        alive: Any = None
+        for constraint in self._due_now(known):
+            holds = constraint.holds(self.request.model, self.request.cluster, self.request.workload, strategy)
+            before = len(strategy.dp) if alive is None else int(alive.sum())  # type: ignore[arg-type]
+            alive = _column(holds, strategy) if alive is None else alive & holds
+            removed = (before - int(alive.sum())) * rest
+            if removed:
+                self.eliminated[constraint.name] = self.eliminated.get(constraint.name, 0) + removed
+        return alive
+
+    def _due_now(self, known: frozenset[str]) -> list[Constraint]:
+        if known not in self._due:
+            earlier = [fields for fields in self._due if fields < known]
+            self._due[known] = [
+                constraint
+                for constraint, reads in self.rules
+                if reads <= known and not any(reads <= fields for fields in earlier)
+            ]
+        return self._due[known]
+
+
+class _Recorder:
+    """Stands for a scalar strategy of ones and remembers which of its fields were read."""
+
+    def __init__(self, framework: str) -> None:
+        self.framework = framework
+        self.read: set[str] = set()
+
+    def __getattr__(self, name: str) -> int:
+        self.read.add(name)
+        return 1
+
+
+def _fields(constraint: Constraint, request: Request, framework: str) -> frozenset[str]:
+    """The fields of a strategy that a rule reads, found by asking it once."""
+    asked: Any = _Recorder(framework)
+    constraint.holds(request.model, request.cluster, request.workload, asked)
+    return frozenset(asked.read)
+
+
+def _column(holds: Any, strategy: Strategy) -> Any:
+    """A rule of the request alone gives one value: as many of it as there are rows."""
+    import numpy
+
+    rows: Any = strategy.dp
+    return numpy.zeros(rows.shape, dtype=bool) | holds
+
+
 def _tp_choices(model: ModelSpec) -> list[int]:
     heads, kv = model.num_attention_heads, model.num_key_value_heads or 1
     return [t for t in range(1, heads + 1) if heads % t == 0 and (kv % t == 0 or t % kv == 0)]

@@ -1,7 +1,7 @@
 """The search: lay out candidates, drop the illegal and the too large, time the rest, rank.
 
-Memory is evaluated before time, so only what fits is timed. All candidates of a framework are
-evaluated at once, as columns, by the same formulas that evaluate a single plan.
+Memory is evaluated before time, so only what fits is timed. The candidates of a framework are
+evaluated as columns, many at once, by the same formulas that evaluate a single plan.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from toolkit.estimate.step import step
 from toolkit.estimate.verdict import VERDICTS, verdict
 from toolkit.estimates import Estimate
 from toolkit.search import rank
-from toolkit.search.candidates import blocks
-from toolkit.search.constraints import HOST_MEMORY, MEMORY, mask
+from toolkit.search.candidates import spaces
+from toolkit.search.constraints import HOST_MEMORY, MEMORY, Sieve
+from toolkit.search.crossing import grow
 from toolkit.search.request import Request
 from toolkit.strategy import Strategy
 
@@ -41,7 +42,7 @@ class Choice:
 
 @dataclass
 class Block:
-    """The legal candidates of one framework. ``seconds`` is infinite where memory does not fit."""
+    """Legal candidates of one framework. ``seconds`` is infinite where memory does not fit."""
 
     strategy: Strategy
     total_bytes: Any
@@ -75,8 +76,10 @@ def search(request: Request, calibration: Calibration, top: int = 10) -> SearchR
     """
     started = time.perf_counter()
     result = SearchResult()
-    for candidates in blocks(request):
-        _evaluate_block(request, calibration, candidates, result)
+    for space in spaces(request):
+        result.total += space.size
+        for legal in grow(request, space, Sieve(request, space.framework, result.eliminated)):
+            _evaluate_block(request, calibration, legal, result)
     for block, row in rank.order(request, result.blocks)[:top]:
         result.choices.append(choose(request, calibration, block.strategy.take(row)))
     result.seconds = time.perf_counter() - started
@@ -108,14 +111,10 @@ def least_memory(request: Request, calibration: Calibration, result: SearchResul
     return choose(request, calibration, best[1]) if best else None
 
 
-def _evaluate_block(request: Request, calibration: Calibration, candidates: Strategy, result: SearchResult) -> None:
+def _evaluate_block(request: Request, calibration: Calibration, legal: Strategy, result: SearchResult) -> None:
     import numpy
 
-    result.total += len(candidates.dp)  # type: ignore[arg-type]
-    legal = candidates.select(mask(request, candidates, result.eliminated))
     rows = len(legal.dp)  # type: ignore[arg-type]
-    if not rows:
-        return
     arguments = (request.model, request.cluster, request.workload, legal, calibration)
     total_bytes = memory(*arguments).total_bytes + numpy.zeros(rows)
     verdicts = verdict(total_bytes, request.cluster.accelerator.memory_bytes)

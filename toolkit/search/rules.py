@@ -24,7 +24,7 @@ DATA_PARALLEL = ("ddp", "deepspeed", "fsdp")
 
 @dataclass(frozen=True)
 class Constraint:
-    """One rule. ``holds`` works on scalars and columns.
+    """One rule. ``holds`` works on scalars and columns, and reads the same fields of a strategy whatever they hold.
 
     ``rule`` says it in general; ``sentence`` and ``remedy`` are formats over m, c, w, s (model, cluster,
     workload, strategy). ``advice`` marks what is legal but pointless or unwise: the search drops it, a

@@ -1,0 +1,115 @@
+"""The product of the axes, grown axis by axis, so that what is illegal is dropped before it multiplies.
+
+The whole product can have 10^9 rows (15,120 GPUs, 720 layers, 720 experts). A rule is applied as soon as the
+fields that it reads are there, and counts every row of the product that it spares. Rows are handled in pieces of
+bounded size, depth first, so that memory stays bounded too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from toolkit.search.request import Request
+from toolkit.strategy import Strategy
+
+# axes in this order, where a space has them: those whose rules remove most come first
+ORDER = (
+    "micro_batch_size",
+    "virtual_pipeline_stages",
+    "ep",
+    "sequence_parallel",
+    "zero_stage",
+    "offload",
+    "hpz",
+    "dp_shard",
+    "recompute",
+)
+MOST_ROWS = 2**18  # of one piece: a column takes 2 MiB, an evaluation some dozens of columns
+
+Columns = dict[str, Any]
+# (strategy, the fields of it that are known, rows of the product behind each row) -> rows to keep, None for all
+Keep = Callable[[Strategy, frozenset[str], int], Any]
+
+
+@dataclass(frozen=True)
+class Space:
+    """The degrees of a framework as columns, and the axes to cross them with."""
+
+    framework: str
+    start: Columns
+    axes: dict[str, list[int]]
+
+    @property
+    def size(self) -> int:
+        """Rows of the whole product."""
+        return len(self.start["tp"]) * math.prod(len(values) for values in self.axes.values())
+
+
+def space(framework: str, request: Request, axes: dict[str, Any]) -> Space:
+    """From the axes of a framework: ``grid`` of (tp, pp, cp, dp), ``etp_is_tp`` where experts may be left whole."""
+    import numpy
+
+    grid = numpy.array(axes.pop("grid"), dtype=numpy.int64)
+    start = {axis: grid[:, i] for i, axis in enumerate(("tp", "pp", "cp", "dp"))}
+    whole = axes.pop("etp_is_tp", None) is not None
+    if "etp" in request.pins:
+        start["etp"] = numpy.full_like(start["tp"], request.pins["etp"])
+    elif whole:
+        # each degree twice: experts left whole, and cut by tp where there is something to cut
+        rows = numpy.repeat(numpy.arange(len(grid)), numpy.where(start["tp"] > 1, 2, 1))
+        cut = numpy.concatenate(([False], rows[1:] == rows[:-1]))
+        start = {name: column[rows] for name, column in start.items()}
+        start["etp"] = numpy.where(cut, start["tp"], 1)
+    else:
+        start["etp"] = start["tp"]
+    if "dp_shard" not in axes:
+        shard = request.pins.get("dp_shard")  # only fsdp has it; the constraint that refuses it elsewhere says so
+        start["dp_shard"] = start["dp"] if shard is None else numpy.full_like(start["dp"], shard)
+    return Space(framework, start, {name: axes[name] for name in ORDER if name in axes})
+
+
+def grow(request: Request, space: Space, keep: Keep, most_rows: int = MOST_ROWS) -> Iterator[Strategy]:
+    """The rows of the product that ``keep`` keeps, as column strategies of at most ``most_rows`` rows or so."""
+    rest = math.prod(len(values) for values in space.axes.values())
+    rows = _sift(space.framework, dict(space.start), keep, rest)
+    yield from _cross(request, space, rows, tuple(space.axes), rest, keep, max(most_rows, 1))
+
+
+def _cross(
+    request: Request, space: Space, rows: Columns, names: tuple[str, ...], rest: int, keep: Keep, most_rows: int
+) -> Iterator[Strategy]:
+    import numpy
+
+    number = len(rows["tp"])
+    if not number:
+        return
+    if not names:
+        yield Strategy(framework=space.framework, **rows)
+        return
+    values = numpy.asarray(space.axes[names[0]], dtype=numpy.int64)
+    rest //= len(values)
+    piece = max(most_rows // len(values), 1)
+    for first in range(0, number, piece):
+        here = {name: numpy.repeat(column[first : first + piece], len(values)) for name, column in rows.items()}
+        here[names[0]] = numpy.tile(values, len(here["tp"]) // len(values))
+        if names[0] == "micro_batch_size":
+            here["gradient_accumulation_steps"] = _accumulation(request, here)
+        yield from _cross(request, space, _sift(space.framework, here, keep, rest), names[1:], rest, keep, most_rows)
+
+
+def _sift(framework: str, rows: Columns, keep: Keep, rest: int) -> Columns:
+    kept = keep(Strategy(framework=framework, **rows), frozenset(rows), rest)
+    return rows if kept is None else {name: column[kept] for name, column in rows.items()}
+
+
+def _accumulation(request: Request, rows: Columns) -> Any:
+    """Micro batches per step: as pinned, or what the global batch leaves, rounded down."""
+    import numpy
+
+    if "gradient_accumulation_steps" in request.pins:
+        return numpy.full_like(rows["dp"], request.pins["gradient_accumulation_steps"])
+    per_micro_step = numpy.maximum(rows["micro_batch_size"] * rows["dp"], 1)
+    return numpy.maximum(request.workload.global_batch_size // per_micro_step, 1)
