@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from recipes.finetune.checks import is_cpu
-from recipes.finetune.ranks import barrier
+from recipes.ranks import barrier
 from recipes.schedule import learning_rate
 from toolkit.plan import Plan
 from toolkit.record import StepRecord

@@ -15,13 +15,12 @@ import argparse
 import json
 import logging
 import os
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
-from recipes import schedule
-from recipes.finetune import arguments, checks, data, ranks, resume
+from recipes import program, ranks, resume, schedule
+from recipes.finetune import arguments, checks, data
 from recipes.finetune import model as models
 from toolkit import plan as plans
 from toolkit.errors import ToolkitError
@@ -31,30 +30,13 @@ from toolkit.runtime.signals import StopRequest, stopped_exit_code
 from toolkit.runtime.telemetry import Telemetry, run_record, wandb_reporting, write_durably
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="recipes.finetune.train", description="Fine-tune what a plan says.")
-    parser.add_argument("--plan", type=Path, required=True, help="plan.json, from toolkit plan --out")
+def main(argv: list[str] | None = None) -> int:
+    """Run the program; problems with the inputs go to stderr as sentences."""
+    parser = program.parser("recipes.finetune.train", "Fine-tune what a plan says.")
     parser.add_argument(
         "--deepspeed", type=Path, help="DeepSpeed configuration; default: ds_config.json beside the plan"
     )
-    parser.add_argument("--output-dir", type=Path, help="default: the folder 'run' beside the plan")
-    parser.add_argument("--max-steps", type=int, default=0, help="end after this step; the schedule stays the plan's")
-    parser.add_argument("--save-steps", type=int, default=500, help="steps between checkpoints (default 500)")
-    parser.add_argument("--keep", type=int, default=2, help="whole checkpoints to keep (default 2)")
-    return parser.parse_args(argv)
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Run the program; problems with the inputs go to stderr as sentences."""
-    options = parse(argv)
-    try:
-        return run(options)
-    except ToolkitError as error:
-        if os.environ.get("LOCAL_RANK", "0") == "0":
-            for problem in error.problems:
-                print(f"error: {problem}", file=sys.stderr, flush=True)
-        return error.exit_code
+    return program.told(run, parser.parse_args(argv))
 
 
 def run(options: argparse.Namespace) -> int:
@@ -261,4 +243,4 @@ def _collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program.leave(main())

@@ -18,8 +18,8 @@ from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.serialization import get_default_save_sharded_strategy
 from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
 
-from recipes.finetune import ranks
-from recipes.finetune import resume as runs
+from recipes import ranks
+from recipes import resume as runs
 from recipes.pretrain.model import Built
 from toolkit.errors import ToolkitError
 from toolkit.plan import Plan

@@ -12,8 +12,7 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
-from recipes import schedule
-from recipes.finetune import resume
+from recipes import resume, schedule
 from recipes.pretrain import checkpoints, data, forward, model
 from recipes.pretrain.config import CoreConfig, learning_rate_contract
 from recipes.pretrain.machine import Machine

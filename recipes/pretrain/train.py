@@ -18,38 +18,19 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
-from recipes.finetune import ranks, resume
+from recipes import program, ranks, resume
 from recipes.pretrain import config, machine, validity
-from toolkit.errors import ToolkitError
 from toolkit.runtime import checkpoint
 from toolkit.runtime.signals import StopRequest
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="recipes.pretrain.train", description="Pretrain what a plan says.")
-    parser.add_argument("--plan", type=Path, required=True, help="plan.json, from toolkit plan --out")
-    parser.add_argument("--megatron", type=Path, help="default: megatron_core.json beside the plan")
-    parser.add_argument("--output-dir", type=Path, help="default: the folder 'run' beside the plan")
-    parser.add_argument("--max-steps", type=int, default=0, help="end after this step; the schedule stays the plan's")
-    parser.add_argument("--save-steps", type=int, default=500, help="steps between checkpoints (default 500)")
-    parser.add_argument("--keep", type=int, default=2, help="whole checkpoints to keep (default 2)")
-    return parser.parse_args(argv)
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the program; problems with the inputs go to stderr as sentences."""
-    options = parse(argv)
-    try:
-        return run(options)
-    except ToolkitError as error:
-        if os.environ.get("RANK", "0") == "0":
-            for problem in error.problems:
-                print(f"error: {problem}", file=sys.stderr, flush=True)
-        return error.exit_code
+    parser = program.parser("recipes.pretrain.train", "Pretrain what a plan says.")
+    parser.add_argument("--megatron", type=Path, help="default: megatron_core.json beside the plan")
+    return program.told(run, parser.parse_args(argv))
 
 
 def run(options: argparse.Namespace) -> int:
@@ -74,4 +55,4 @@ def run(options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program.leave(main())

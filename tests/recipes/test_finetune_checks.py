@@ -176,7 +176,7 @@ def test_missing_files_are_sentences(tmp_path: Path) -> None:
 
 
 def test_a_finished_run_ends_at_once(tmp_path: Path) -> None:
-    from recipes.finetune import resume
+    from recipes import resume
     from toolkit.runtime import checkpoint
 
     made = finetune_runs.tiny_plan()

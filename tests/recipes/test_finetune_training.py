@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from recipes.finetune import resume
+from recipes import resume
 from recipes.schedule import learning_rate
 from tests import finetune_runs
 from toolkit.record import StepRecord

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.finetune import resume
+from recipes import resume
 from tests import finetune_runs
 from toolkit.errors import ToolkitError
 from toolkit.plan import Plan
