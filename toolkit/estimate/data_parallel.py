@@ -92,18 +92,23 @@ def megatron_step(stage: Number, reduce: Number, gather: Number, scatter: Number
     return where(stage > 0, scatter + gather, reduce)
 
 
-def data_traffic(
-    net: Fabric, work: LayerWork, workload: Workload, s: Strategy, layers: Number
-) -> tuple[Traffic, Number]:
-    """Traffic of the data axis, and the seconds of it that no computation can hide."""
+def dense_parameters(work: LayerWork, s: Strategy, layers: Number) -> Number:
+    """Parameters outside the experts on the fullest GPU, by equation C13: embedding and head share it with one stage."""
     ends = where(
         s.pp > 1,
         maximum(work.embedding_parameters, work.head_parameters),
         work.embedding_parameters + work.head_parameters,
     )
-    dense = dense_parameters_per_gpu(
+    return dense_parameters_per_gpu(
         layers, work.sharded_parameters, work.replicated_parameters, ends, s.tp, work.other_parameters
     )
+
+
+def data_traffic(
+    net: Fabric, work: LayerWork, workload: Workload, s: Strategy, layers: Number
+) -> tuple[Traffic, Number]:
+    """Traffic of the data axis, and the seconds of it that no computation can hide."""
+    dense = dense_parameters(work, s, layers)
     sent, seconds, late = _data_group(net, work, workload, s, layers, dense, s.dp * s.cp, s.tp, s.dp_shard * s.cp)
     if work.expert_parameters:
         routed = 1.0 * layers * work.expert_parameters / (1.0 * s.ep * s.etp)

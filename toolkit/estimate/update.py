@@ -5,7 +5,7 @@ from __future__ import annotations
 from toolkit.calibration import Calibration
 from toolkit.cluster import ClusterSpec
 from toolkit.equation import equation
-from toolkit.estimate.data_parallel import dense_parameters_per_gpu, value_bytes
+from toolkit.estimate.data_parallel import dense_parameters, value_bytes
 from toolkit.estimate.matmul import Rates
 from toolkit.estimate.precision import state_precision
 from toolkit.estimate.work import LayerWork
@@ -85,14 +85,7 @@ def update_seconds(
 
 def updated_parameters(work: LayerWork, s: Strategy, layers: Number) -> Number:
     """Parameters whose optimizer states this GPU holds (fullest stage)."""
-    ends = where(
-        s.pp > 1,
-        maximum(work.embedding_parameters, work.head_parameters),
-        work.embedding_parameters + work.head_parameters,
-    )
-    dense = dense_parameters_per_gpu(
-        layers, work.sharded_parameters, work.replicated_parameters, ends, s.tp, work.other_parameters
-    )
+    dense = dense_parameters(work, s, layers)
     routed = layers * work.expert_parameters / (1.0 * s.ep * s.etp)
     spread = s.dp_shard * s.cp if s.framework in ("megatron", "fsdp") else s.dp * s.cp
     expert_spread = maximum(1.0 * s.tp * spread / (1.0 * s.etp * s.ep), 1.0)
