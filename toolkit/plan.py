@@ -59,6 +59,34 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     toolkit_version: str = __version__
 
 
+class WholeRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What all steps of the contract take, at the estimated seconds a step and without interruptions."""
+
+    steps: int
+    tokens: float
+    seconds: float
+    gpu_hours: float
+    cost: float  # in the currency of the cluster's price; 0 where no price is known
+
+
+def whole_run(plan: Plan) -> WholeRun | None:
+    """Steps x seconds, and GPU-hours x price per hour; None where the contract does not say how long it is."""
+    contract, cluster = plan.contract, plan.cluster
+    batch_tokens = contract.global_batch_size * contract.sequence_length
+    steps = contract.total_steps or -int(-contract.total_tokens // batch_tokens)
+    if not steps:
+        return None
+    seconds = steps * plan.step.seconds
+    gpu_hours = seconds / 3600.0 * cluster.num_gpus
+    return WholeRun(
+        steps=steps,
+        tokens=float(steps) * batch_tokens,
+        seconds=seconds,
+        gpu_hours=gpu_hours,
+        cost=gpu_hours * cluster.accelerator.price_per_hour,
+    )
+
+
 def to_json(plan: Plan) -> dict[str, Any]:
     """Plain data with a schema number; ``strategy`` names recompute and offload."""
     values: dict[str, Any] = msgspec.to_builtins(plan)

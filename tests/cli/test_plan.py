@@ -240,3 +240,25 @@ def test_a_config_json_is_planned_as_its_registry_twin(tmp_path: Path) -> None:
     for given in ("config.json", "."):
         done = toolkit("plan", "--model", given, "--gpus", "64", "--json", cwd=tmp_path)
         assert json.loads(done.stdout)["model"]["total_parameters"] == 6738415616
+
+
+def test_data_and_rate_come_from_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").write_text('{"text": "hello"}\n')
+    argv = ("--dataset", "mine.jsonl", "--tokenizer", "byte", "--learning-rate", "1e-5", "--out", "plan")
+    done = toolkit("plan", "--model", "tiny", "--gpus", "2", "--cluster", "local-cpu", *argv, cwd=tmp_path)
+    assert done.returncode == 0
+    assert "no data set" not in done.stdout
+    contract = json.loads((tmp_path / "plan" / "plan.json").read_text())["contract"]
+    assert contract["dataset"] == str(tmp_path / "mine.jsonl")  # a job may start elsewhere
+    assert (contract["tokenizer"], contract["learning_rate"]) == ("byte", 1e-5)
+
+
+def test_the_whole_run_is_told_in_gpu_hours_and_price(tmp_path: Path) -> None:
+    cluster = 'name = "mine"\naccelerator = "h100-sxm5-80gb"\ngpus_per_node = 8\nprice_per_gpu_hour = 2.0\n'
+    (tmp_path / "mine.toml").write_text(cluster)
+    done = toolkit(*PLAN, "--cluster", str(tmp_path / "mine.toml"), "--tokens", "1T", "--top", "1", "--json")
+    plan = json.loads(done.stdout)["plans"][0]
+    run = plan["whole_run"]
+    assert run["steps"] == -(-(10**12) // (1024 * 4096))
+    assert run["gpu_hours"] == pytest.approx(run["steps"] * plan["step"]["seconds"] * 64 / 3600)
+    assert run["cost"] == pytest.approx(2.0 * run["gpu_hours"])

@@ -58,6 +58,7 @@ def command(**options: Any) -> None:
         terminal.plans_table(out, [plan])
         terminal.reasons(out, "notes", plan.reason)
         terminal.memory_bars(out, plan)
+        terminal.run_total(out, plan)
         terminal.step_parts(out, plan)
         terminal.reasons(out, "assumed", asked.assumptions)
         if options["explain"]:

@@ -47,6 +47,11 @@ def request_options(function: Function) -> Function:
                 "--global-batch", type=click.IntRange(1, MOST_SEQUENCES), help="Sequences per optimizer step."
             ),
             click.option("--tokens", metavar="N", help="Tokens to train on in all, e.g. 1T."),
+            click.option("--dataset", metavar="NAME|PATH", help="Hub name, local JSONL/Parquet/text, or: sample."),
+            click.option("--tokenizer", metavar="NAME|PATH", help="Hub name or folder, or: byte."),
+            click.option(
+                "--learning-rate", type=click.FloatRange(0.0, 1.0, min_open=True), help="Peak of the schedule."
+            ),
             click.option("--framework", type=click.Choice(["any", *FRAMEWORKS]), default="any", show_default=True),
             click.option("--method", type=click.Choice(["full", "lora", "qlora"]), help="What is trained."),
             click.option("--precision", type=click.Choice(["bf16", "fp16", "fp32", "fp8"])),

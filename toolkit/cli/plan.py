@@ -89,6 +89,7 @@ def _print(asked: Asked, result: SearchResult, plans: list[Plan], options: dict[
     terminal.plans_table(out, plans)
     terminal.reasons(out, "why plan 1", best.reason)
     terminal.memory_bars(out, best)
+    terminal.run_total(out, best)
     terminal.reasons(out, "assumed", [*asked.assumptions, *_calibration_note(asked)])
     if options["explain"]:
         _explain(out, asked, result, best)

@@ -27,6 +27,14 @@ PROGRAM_FRAMEWORKS = {"finetune": ("ddp", "deepspeed", "fsdp"), "pretrain": ("me
 PRETRAIN_BATCH_TOKENS = 4 * 2**20
 LARGE_PRETRAIN_BATCH_TOKENS = 16 * 2**20
 ADAPTER_BATCH_SEQUENCES = 128
+# option: field of the contract that it replaces
+CONTRACT_OPTIONS = {
+    "sequence_length": "sequence_length",
+    "global_batch": "global_batch_size",
+    "learning_rate": "learning_rate",
+    "dataset": "dataset",
+    "tokenizer": "tokenizer",
+}
 LEARNING_RATE = {"full": 3.0e-4, "lora": 2.0e-4, "qlora": 2.0e-4}
 
 
@@ -174,19 +182,19 @@ def _contract(
         length = options.get("sequence_length") or _default_length(model, said)
         changes["sequence_length"] = length
         changes["global_batch_size"] = options.get("global_batch") or _default_batch(method, length, cluster, said)
-        changes["learning_rate"] = LEARNING_RATE[method]
-        said.append(
-            f"learning rate {LEARNING_RATE[method]:g}{', a rate for pretraining' if method == 'full' else ''}; cosine "
-            "without warm-up, no weight decay, no data set: give a --recipe, or edit plan.json"
-        )
+        changes["learning_rate"] = options.get("learning_rate") or LEARNING_RATE[method]
+        said += _said_of_schedule(options, method)
     else:
-        for option, field in (("sequence_length", "sequence_length"), ("global_batch", "global_batch_size")):
+        for option, field in CONTRACT_OPTIONS.items():
             if options.get(option) and options[option] != getattr(base, field):
                 changes[field] = options[option]
                 said.append(
-                    f"{field} {options[option]} replaces the recipe's {getattr(base, field)}: "
-                    "this is a new experiment, and its learning rate is not adapted"
+                    f"{field} {options[option]} replaces the recipe's {getattr(base, field) or 'own'}: "
+                    "this is a new experiment, and nothing else is adapted to it"
                 )
+    for option in ("dataset", "tokenizer"):
+        if options.get(option):
+            changes[option] = _from_anywhere(options[option])
     contract = msgspec.structs.replace(base, **changes)
     longest = model.max_position_embeddings
     if longest and contract.sequence_length > longest:
@@ -211,6 +219,18 @@ def _from_anywhere(name: str) -> str:
     path = Path(name).expanduser()
     is_path = "/" in name or name.endswith(".json") or find(name) is None  # load_model prefers a registered name
     return str(path.absolute()) if is_path and path.exists() else name
+
+
+def _said_of_schedule(options: dict[str, Any], method: str) -> list[str]:
+    """What a contract without a recipe assumes beyond the options."""
+    said = []
+    if not options.get("learning_rate"):
+        kind = ", a rate for pretraining" if method == "full" else ""
+        said.append(f"learning rate {LEARNING_RATE[method]:g}{kind} (no --learning-rate given)")
+    said.append("cosine schedule without warm-up, no weight decay: a --recipe states its own")
+    if not options.get("dataset"):
+        said.append("no data set: give --dataset, or a --recipe, before the files are started")
+    return said
 
 
 def _precision(options: dict[str, Any], recipe: Recipe | None, cluster: ClusterSpec, said: list[str]) -> str:

@@ -93,7 +93,7 @@ def megatron_step(stage: Number, reduce: Number, gather: Number, scatter: Number
 
 
 def dense_parameters(work: LayerWork, s: Strategy, layers: Number) -> Number:
-    """Parameters outside the experts on the fullest GPU, by equation C13: embedding and head share it with one stage."""
+    """Parameters outside the experts on the fullest GPU, by equation C13 (a stage holds one of embedding and head)."""
     ends = where(
         s.pp > 1,
         maximum(work.embedding_parameters, work.head_parameters),

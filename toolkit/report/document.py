@@ -8,7 +8,7 @@ import msgspec
 
 from toolkit import strategy as strategies
 from toolkit.estimates import AXES, CommunicationEstimate, HostMemoryEstimate, MemoryEstimate
-from toolkit.plan import SCHEMA, Plan
+from toolkit.plan import SCHEMA, Plan, whole_run
 
 
 def memory(estimate: MemoryEstimate, limit_bytes: float) -> dict[str, float]:
@@ -40,6 +40,7 @@ def plan_element(plan: Plan, rank: int) -> dict[str, Any]:
         "host_memory": host_memory(plan.host_memory, plan.cluster.host_memory_bytes),
         "communication": communication(plan.communication),
         "step": msgspec.structs.asdict(plan.step),
+        "whole_run": msgspec.to_builtins(whole_run(plan)),
         "reason": list(plan.reason),
     }
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from toolkit.equation import Step
 from toolkit.estimates import AXES, CommunicationEstimate
-from toolkit.plan import Plan
+from toolkit.plan import Plan, whole_run
 from toolkit.strategy import describe
 from toolkit.units import format_bytes, format_count, format_seconds
 
@@ -109,6 +109,18 @@ def memory_bars(out: Console, plan: Plan) -> None:
     if host:
         of = f" of {format_bytes(plan.cluster.host_memory_bytes)}" if plan.cluster.host_memory_bytes else ""
         out.print(f"  host memory of a node: {format_bytes(host)}{of}", markup=False)
+
+
+def run_total(out: Console, plan: Plan) -> None:
+    """Days, GPU-hours and price of the whole run, where its length is known."""
+    run = whole_run(plan)
+    if run is not None:
+        price = f", {run.cost:,.0f} at {plan.cluster.accelerator.price_per_hour:g} a GPU-hour" if run.cost else ""
+        out.print(
+            f"the whole run, uninterrupted: {run.steps:,} steps, {format_count(run.tokens)} tokens, "
+            f"{format_seconds(run.seconds)}, {run.gpu_hours:,.1f} GPU-hours{price}",
+            markup=False,
+        )
 
 
 def step_parts(out: Console, plan: Plan) -> None:
