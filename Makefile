@@ -43,6 +43,7 @@ bench: $(STAMP)
 # rewrite the generated files (ds_configs/, slurm/, tests/golden/) after a deliberate change
 golden: $(STAMP)
 	$(BIN)/python -m tests.golden_files --write
+	$(BIN)/python -m tests.readme_outputs
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
