@@ -10,7 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from toolkit.errors import ToolkitError
+from toolkit.errors import Problems, ToolkitError
+
+WITH_TORCHRUN = "start with launch.sh or train.sbatch, or with torchrun, which sets it"
 
 
 def parser(name: str, description: str) -> argparse.ArgumentParser:
@@ -29,10 +31,37 @@ def told(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) 
     try:
         return run(options)
     except ToolkitError as error:
-        if os.environ.get("LOCAL_RANK", "0") == "0":
+        if not os.environ.get("LOCAL_RANK", "0").strip("0").isdecimal():  # 0, or nothing that is a rank
             for problem in error.problems:
                 print(f"error: {problem}", file=sys.stderr, flush=True)
         return error.exit_code
+
+
+def place() -> tuple[int, int]:
+    """Rank and number of processes, from what torchrun sets; one process where nothing is set."""
+    found = {}
+    for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")):
+        text = os.environ.get(name, default)
+        if not (text.isascii() and text.isdigit()):
+            raise ToolkitError(f"{name} is {text!r}, not a number", remedy=WITH_TORCHRUN)
+        found[name] = int(text)
+    if found["RANK"] >= max(found["WORLD_SIZE"], 1):
+        raise ToolkitError(f"RANK is {found['RANK']} of WORLD_SIZE {found['WORLD_SIZE']}", remedy=WITH_TORCHRUN)
+    return found["RANK"], found["WORLD_SIZE"]
+
+
+def require_meeting_and_folder(world_size: int, folder: Path) -> None:
+    """Before torch is imported: the processes can find one another, and the output can be written."""
+    with Problems() as problems:
+        missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+        if world_size > 1 and missing:
+            problems.add(f"{' and '.join(missing)} not set, and there are {world_size} processes", WITH_TORCHRUN)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(folder, os.W_OK | os.X_OK):
+                problems.add(f"{folder} cannot be written to", "choose another --output-dir")
+        except (OSError, ValueError) as error:
+            problems.add(f"cannot make {folder}: {error}", "choose another --output-dir")
 
 
 def leave(code: int) -> NoReturn:

@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     text = _read(options.plan)
     plan = plans.load(text, str(options.plan))
     folder = options.output_dir or options.plan.parent / "run"
-    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    rank, world_size = program.place()
     done = resume.finished(plan, folder)
     if done is not None:
         if rank == 0:
@@ -52,6 +52,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     ds_config = _read_ds_config(plan, options)
     checks.check(plan, world_size, ds_config)
+    program.require_meeting_and_folder(world_size, folder)
     with StopRequest(folder, rank) as stop:
         try:
             return _train(plan, text, ds_config, folder, stop, options)
@@ -77,7 +78,7 @@ def _read_ds_config(plan: Plan, options: argparse.Namespace) -> dict[str, Any] |
     path = options.deepspeed or options.plan.parent / "ds_config.json"
     try:
         config = json.loads(_read(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ToolkitError(f"{path}: {error}", remedy="DeepSpeed configurations are JSON, without comments") from error
     if not isinstance(config, dict):
         raise ToolkitError(f"{path} is not a JSON object", remedy=checks.AGAIN)

@@ -17,7 +17,6 @@ second start resumes from the newest whole checkpoint, also on another layout.
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 from recipes import program, ranks, resume
@@ -37,13 +36,14 @@ def run(options: argparse.Namespace) -> int:
     """Read and check everything that needs no torch, then train."""
     plan, core, text = config.load(options.plan, options.megatron or options.plan.parent / "megatron_core.json")
     folder = options.output_dir or options.plan.parent / "run"
-    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    rank, world_size = program.place()
     validity.check(plan, core, world_size)
     done = resume.finished(plan, folder)
     if done is not None:
         if rank == 0:
             print(f"finished before, at step {done['step']}: {folder / checkpoint.FINISHED}", flush=True)
         return 0
+    program.require_meeting_and_folder(world_size, folder)
     with StopRequest(folder, rank) as stop:
         try:
             found = machine.detect(plan)
