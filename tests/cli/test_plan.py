@@ -152,6 +152,7 @@ def test_nothing_legal_exits_with_1_and_the_rules() -> None:
     done = toolkit("plan", "--model", "llama-30b", "--gpus", "8", "--framework", "megatron", "--tp", "8")
     assert done.returncode == 1
     assert "tp must divide the attention heads" in done.stderr
+    assert "valid tp: 1, 2, 4, 13, 26, 52" in done.stderr
 
 
 def test_explain_shows_equations_with_values_and_what_was_eliminated() -> None:
@@ -262,3 +263,18 @@ def test_the_whole_run_is_told_in_gpu_hours_and_price(tmp_path: Path) -> None:
     assert run["steps"] == -(-(10**12) // (1024 * 4096))
     assert run["gpu_hours"] == pytest.approx(run["steps"] * plan["step"]["seconds"] * 64 / 3600)
     assert run["cost"] == pytest.approx(2.0 * run["gpu_hours"])
+
+
+@pytest.mark.parametrize(
+    "argv,words",
+    [
+        (("--params", "7B", "--gpus", "8", "--framework", "fsdp", "--tp", "2"), "data parallelism only"),
+        (("--params", "7B", "--gpus", "16", "--tp", "3"), "= 15 is not the 16 GPUs"),
+        (("--model", "mixtral-8x7b", "--gpus", "16", "--ep", "3"), "ep 3 does not divide the 8 experts"),
+        (("--params", "7B", "--gpus", "8", "--zero", "1", "--offload", "optimizer+parameters"), "--zero 3"),
+    ],
+)
+def test_pins_that_nothing_satisfies_are_told_by_the_rule_they_break(argv: tuple[str, ...], words: str) -> None:
+    done = toolkit("plan", *argv)
+    assert done.returncode == 1
+    assert words in done.stderr

@@ -136,7 +136,7 @@ def no_plan(asked: Asked, result: SearchResult) -> Exception:
     from toolkit.cli.request import larger_clusters
     from toolkit.errors import NoFeasiblePlan, Problem
     from toolkit.search.constraints import SENTENCES
-    from toolkit.search.misses import nearest_miss, ways_to_fit
+    from toolkit.search.misses import nearest_miss, nearly_legal, ways_to_fit
     from toolkit.strategy import describe
     from toolkit.units import format_bytes
 
@@ -148,7 +148,10 @@ def no_plan(asked: Asked, result: SearchResult) -> Exception:
     if nearest is None:
         ordered = sorted(result.eliminated.items(), key=lambda item: -item[1])
         rules = "\n  ".join(f"{count:,}: {SENTENCES[name]} ({name})" for name, count in ordered)
-        problems.append(Problem(f"none of {result.total:,} candidates is legal; they break", rules))
+        near = nearly_legal(asked.request)
+        if near is not None:
+            problems += [Problem(f"{describe(near[0])}: {each.message}", each.remedy) for each in near[1]]
+        problems.append(Problem(f"none of {result.total:,} candidates is legal; they break first", rules))
     elif nearest.estimate.memory.total_bytes > nearest.limit_bytes:
         parts = sorted(
             ((getattr(nearest.estimate.memory, n), n) for n in nearest.estimate.memory.__struct_fields__), reverse=True

@@ -39,12 +39,8 @@ def grids(gpus: int, pins: dict[str, int]) -> list[tuple[int, int, int, int]]:
 
 def micro_batches(request: Request) -> list[int]:
     """Divisors of the global batch up to LARGEST_MICRO_BATCH, or the pinned one."""
-    limit = max(LARGEST_MICRO_BATCH, 1)
-    return _axis(
-        request.pins,
-        "micro_batch_size",
-        [size for size in divisors(request.workload.global_batch_size) if size <= limit],
-    )
+    sizes = [size for size in divisors(request.workload.global_batch_size) if size <= LARGEST_MICRO_BATCH]
+    return _axis(request.pins, "micro_batch_size", sizes)
 
 
 def spaces(request: Request) -> Iterator[Space]:

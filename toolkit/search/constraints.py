@@ -58,6 +58,16 @@ def mask(request: Request, strategy: Strategy, eliminated: dict[str, int]) -> An
     return alive
 
 
+def broken(request: Request, strategy: Strategy) -> Any:
+    """How many rules each row of a column strategy breaks."""
+    arguments = (request.model, request.cluster, request.workload, strategy)
+    return sum(
+        ~_column(constraint.holds(*arguments), strategy)
+        for constraint in CONSTRAINTS
+        if strategy.framework in constraint.frameworks
+    )
+
+
 class Sieve:
     """The rules as ``keep`` of :func:`toolkit.search.crossing.grow`: each one as soon as its fields are known.
 

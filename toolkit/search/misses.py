@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -10,10 +11,13 @@ import msgspec
 
 from toolkit.calibration import Calibration
 from toolkit.cluster import ClusterSpec
-from toolkit.errors import ToolkitError
+from toolkit.errors import Problem, ToolkitError
+from toolkit.search.candidates import spaces
+from toolkit.search.constraints import broken, violated
+from toolkit.search.crossing import grow
 from toolkit.search.planner import Choice, least_memory, search
 from toolkit.search.request import Request
-from toolkit.strategy import OFFLOAD, RECOMPUTE, describe
+from toolkit.strategy import OFFLOAD, RECOMPUTE, Strategy, describe
 from toolkit.units import format_bytes
 
 MOST_GPUS = 65536
@@ -62,6 +66,25 @@ def ways_to_fit(request: Request, calibration: Calibration, larger: Iterable[Clu
 def nearest_miss(request: Request, calibration: Calibration) -> Choice | None:
     """The legal candidate that needs the least memory."""
     return least_memory(request, calibration, search(request, calibration, top=0))
+
+
+def nearly_legal(request: Request) -> tuple[Strategy, list[Problem]] | None:
+    """Where no candidate is legal: one that breaks the fewest rules, and what they say about it.
+
+    Of a very large space only the first piece is looked at: what a pin breaks, it breaks everywhere.
+    """
+    found: tuple[int, Strategy] | None = None
+    model_parallel = any(request.pins.get(axis, 1) > 1 for axis in ("tp", "pp", "cp", "ep", "etp"))
+    wanted = [each for each in spaces(request) if not model_parallel or each.framework == "megatron"]
+    for each in wanted or spaces(request):
+        for piece in itertools.islice(grow(request, each, lambda strategy, known, rest: None), 1):
+            number = broken(request, piece)
+            row = int(number.argmin())
+            if found is None or number[row] < found[0]:
+                found = int(number[row]), piece.take(row)
+    if found is None:
+        return None
+    return found[1], [problem for _, problem in violated(request, found[1])]
 
 
 def _larger_batch(ways: list[Way], request: Request, calibration: Calibration) -> None:

@@ -47,6 +47,14 @@ def _divides(part: Any, whole: Any) -> Any:
 
 CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint(
+        "data_parallel_only",
+        "ddp, deepspeed and fsdp have tp = pp = cp = ep = etp = 1 here",
+        DATA_PARALLEL,
+        lambda m, c, w, s: (s.tp == 1) & (s.pp == 1) & (s.cp == 1) & (s.ep == 1) & (s.etp == 1),
+        "{s.framework} runs with data parallelism only here, not tp {s.tp} pp {s.pp} cp {s.cp} ep {s.ep} etp {s.etp}",
+        "use --framework megatron for tensor, pipeline, context or expert parallelism",
+    ),
+    Constraint(
         "gpus",
         "tp x pp x cp x dp must be the number of GPUs",
         ALL,
@@ -54,14 +62,6 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "tp {s.tp} x pp {s.pp} x cp {s.cp} x dp {s.dp} = {product} is not the {c.num_gpus} GPUs of the request",
         "leave one degree free, or choose degrees whose product is the number of GPUs",
         source="megatron-core 0.16.1 parallel_state.py:740",
-    ),
-    Constraint(
-        "data_parallel_only",
-        "ddp, deepspeed and fsdp have tp = pp = cp = ep = etp = 1 here",
-        DATA_PARALLEL,
-        lambda m, c, w, s: (s.tp == 1) & (s.pp == 1) & (s.cp == 1) & (s.ep == 1) & (s.etp == 1),
-        "{s.framework} runs with data parallelism only here, not tp {s.tp} pp {s.pp} cp {s.cp} ep {s.ep} etp {s.etp}",
-        "use --framework megatron for tensor, pipeline, context or expert parallelism",
     ),
     Constraint(
         "architecture",
