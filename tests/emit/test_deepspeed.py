@@ -310,3 +310,11 @@ def test_transformers_fills_the_twin_to_the_concrete_file(name: str) -> None:
     concrete.trainer_config_process(arguments)
     concrete.trainer_config_finalize(arguments, model, 100)
     assert concrete.config == deepspeed.config(plan)
+
+
+def test_offload_keeps_the_buckets_also_with_float32_sums() -> None:
+    """engine.py 0.19.8 takes the optimizer without buckets at stage 1 with float32 sums, but not under offload."""
+    sums = {"gradient_accumulation_dtype": "fp32"}
+    for offload, bucketed in ((0, False), (1, True)):
+        made = plans.plan("x", plans.LLAMA_8B, plans.DGX, zero_stage=1, offload=offload, workload=sums)
+        assert ("reduce_bucket_size" in deepspeed.config(made)["zero_optimization"]) == bucketed

@@ -162,3 +162,11 @@ def test_first_dense_layers_lie_on_the_first_stage() -> None:
         activations_of(MIXTURE, Workload(), strategy, which).kept / alive for which, alive in ((0, 4), (2, 3))
     ]
     assert per_micro_batch[0] != per_micro_batch[1]
+
+
+def test_experts_cut_by_tensor_parallelism_hold_the_tokens_of_all_their_ranks() -> None:
+    """tp 4: with etp 1 a rank holds what a quarter of the tokens sends to experts; with etp 4 the inputs of all."""
+    dispatched, inside = 10.0, 20.0
+    assert kept_bytes(100, 0.0, 0.0, dispatched, inside, 1, 4, 1, 1.0) == 100 * (dispatched + inside) / 4
+    assert kept_bytes(100, 0.0, 0.0, dispatched, inside, 1, 4, 4, 1.0) == 100 * (dispatched + inside / 4)
+    assert kept_bytes(100, 0.0, 0.0, dispatched, inside, 1, 4, 4, 2.0) == 200 * (dispatched + inside / 4)

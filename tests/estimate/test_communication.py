@@ -148,3 +148,29 @@ def test_one_gpu_sends_nothing() -> None:
     """No axis has a second member."""
     sent, _ = timed(llama(), cluster(1), Workload(), Strategy(framework="ddp"))
     assert all(getattr(sent, name) == 0.0 for name in sent.__struct_fields__)
+
+
+def test_experts_are_reduced_over_the_ranks_that_hold_the_same_part_of_them() -> None:
+    """tp 2, dp 8: with etp 1, ep 4 there are 16 / 4 = 4 such ranks; with etp 2, ep 4 there are 16 / 8 = 2.
+
+    Halving the experts of a GPU and its group: each GPU sends 2 (n - 1)/n of its routed gradients.
+    """
+    model = mixture()
+    work = Workload(sequence_length=128)
+
+    def sent(etp: int) -> float:
+        strategy = Strategy(
+            framework="megatron",
+            tp=2,
+            dp=8,
+            dp_shard=8,
+            ep=4,
+            etp=etp,
+            sequence_parallel=1,
+            gradient_accumulation_steps=4,
+        )
+        return communication(model, cluster(16), work, strategy, CALIBRATION).dp_bytes
+
+    routed = 4.0 * model.mlps.count("E") * model.num_experts * 3 * model.hidden_size * model.moe_intermediate_size
+    whole, cut = 2.0 * ring_bytes(4, routed / 4), 2.0 * ring_bytes(2, routed / 8)
+    assert sent(1) - sent(2) == pytest.approx(whole - cut, rel=1e-9)

@@ -15,6 +15,7 @@ from toolkit.estimate.memory_deepspeed import (
     live_bytes,
     secondary_bytes,
     shared_bytes,
+    sub_group_step_bytes,
 )
 from toolkit.estimate.parameters import count_parameters
 from toolkit.estimate.precision import state_precision
@@ -144,3 +145,18 @@ def test_gradients_count_once_per_peak() -> None:
     assert many.total_bytes > one.total_bytes
     assert many.gradients_bytes >= 2.0 * count_parameters(LLAMA_7B).total
     assert static(one) < static(many)
+
+
+def test_zero_3_holds_float32_gradients_of_one_sub_group_in_the_step() -> None:
+    """``stage3.py:2683``: 4 bytes for each element of the shard, at most those of a sub group (1e9)."""
+    assert sub_group_step_bytes(8.0e9, 8, 1.0e9) == 4.0e9
+    assert sub_group_step_bytes(80.0e9, 8, 1.0e9) == 4.0e9
+    assert sub_group_step_bytes(8.0e9, 64, 1.0e9) == 0.5e9
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_offloaded_gradients_are_in_host_memory_in_the_optimizer_step_too(stage: int) -> None:
+    """The CPU optimizer updates on the host (``stage_1_and_2.py:570-590``): no gradient is left on the device."""
+    offloaded = states(LLAMA_7B, zero(stage, 8, offload=1))
+    assert offloaded.accumulated == offloaded.final == 0.0
+    assert states(LLAMA_7B, zero(stage, 8)).final > 0.0

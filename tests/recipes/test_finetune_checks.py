@@ -212,3 +212,11 @@ def test_the_optimizer_of_the_configuration_is_left_to_the_program() -> None:
     assert arguments.deepspeed_config(config) == {"train_batch_size": 16, "zero_force_ds_cpu_optimizer": False}
     assert "optimizer" in config
     json.dumps(arguments.training_arguments(FINETUNE["zero3-offload"], "out", config, 1, []))
+
+
+def test_true_is_not_the_number_one() -> None:
+    """In Python True == 1, in DeepSpeed a stage of true is none of its stages."""
+    made = changed(finetune_runs.tiny_plan(), zero_stage=1)
+    config = deepspeed.config(made)
+    config["zero_optimization"]["stage"] = True
+    assert "zero_optimization.stage is True, the plan has 1" in problems(made, 2, config)

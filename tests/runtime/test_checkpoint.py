@@ -73,3 +73,19 @@ def test_the_finished_marker(tmp_path: Path) -> None:
     (tmp_path / checkpoint.FINISHED).write_text("{")
     with pytest.raises(ToolkitError, match="cannot read"):
         checkpoint.finished(tmp_path)
+
+
+def test_a_checkpoint_whose_deletion_was_interrupted_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The marker goes first: a job that is killed while it deletes leaves no checkpoint that looks whole."""
+    for step in (1, 2):
+        make(tmp_path, step)
+
+    def killed(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.prune(tmp_path, 1)
+    assert [path.name for path in checkpoint.complete(tmp_path)] == ["checkpoint-2"]

@@ -139,3 +139,17 @@ def test_a_product_that_wraps_around_to_the_number_of_gpus_is_not_that_number() 
     request = request_for(gpus=8)
     for values in (degrees, {name: numpy.array([value]) for name, value in degrees.items()}):
         assert not rule.holds(request.model, request.cluster, request.workload, Strategy(**values))
+
+
+def test_context_parallelism_cuts_sequences_into_twice_as_many_parts() -> None:
+    """Each rank holds two parts, an early and a late one: 4100 = 4 x 1025 is not a multiple of 2 x 4."""
+    request = request_for(gpus=8, sequence_length=4100)
+    assert "pad sequences to a multiple of 8" in broken(request, cp=4, dp=2, dp_shard=2)["context_length"]
+    assert "context_length" not in broken(request, cp=2, dp=4, dp_shard=4)
+
+
+def test_a_secondary_copy_stays_inside_a_node() -> None:
+    request = request_for(gpus=16)
+    for hpz, refused in ((8, False), (16, True)):
+        said = broken(request, framework="deepspeed", zero_stage=3, hpz=hpz, dp=16, dp_shard=16)
+        assert ("hpz" in said) == refused
