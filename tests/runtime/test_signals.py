@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,3 +40,31 @@ def test_torchrun_must_not_take_a_stop_for_a_crash(monkeypatch: pytest.MonkeyPat
     assert stopped_exit_code() == STOPPED == os.EX_TEMPFAIL
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")
     assert stopped_exit_code() == 0
+
+
+@pytest.mark.slow
+def test_one_rank_that_is_asked_stops_them_all(tmp_path: Path) -> None:
+    """Two real processes: only rank 1 gets the signal, and both learn of it at the same step."""
+    code = """
+import os, signal, sys
+from datetime import timedelta
+import torch.distributed as distributed
+from toolkit.runtime.signals import StopRequest
+rank = int(sys.argv[1])
+distributed.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2,
+    timeout=timedelta(seconds=60))
+with StopRequest(os.path.dirname(sys.argv[2]), rank) as stop:
+    first = stop.agreed()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGUSR1)
+    print(first, stop.agreed(), stop.reason, flush=True)
+os._exit(0)
+"""
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(rank), str(tmp_path / "meeting")], stdout=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    said = [process.communicate(timeout=120)[0].strip() for process in started]
+    assert said == ["False True another rank", "False True SIGUSR1"]
