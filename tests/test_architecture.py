@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "toolkit"
 
-FOUNDATION = {"units", "numeric", "errors", "equation"}
+FOUNDATION = {"units", "gpu_counts", "model_sizes", "numeric", "errors", "equation"}
 NOUNS = {
     "model",
     "cluster",

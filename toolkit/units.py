@@ -1,4 +1,4 @@
-"""Units as people write them: sizes, rates, tokens, GPU counts and model sizes in; readable text out.
+"""Quantities as people write them: sizes, rates and tokens in; readable text out.
 
 GB is 1e9 bytes and GiB is 2**30 bytes, always: memory is shown in GiB, bandwidth in GB/s. A small
 ``b`` is a bit and a capital ``B`` is a byte. Whatever could mean two things is refused with both.
@@ -8,22 +8,13 @@ from __future__ import annotations
 
 import math
 import re
-from typing import NamedTuple
 
 from toolkit.errors import ToolkitError
-
-# ------------------------------------------------------------------------------------------------
-# Constants
-# ------------------------------------------------------------------------------------------------
 
 KB, MB, GB, TB, PB = 1e3, 1e6, 1e9, 1e12, 1e15
 KIB, MIB, GIB, TIB, PIB = 2.0**10, 2.0**20, 2.0**30, 2.0**40, 2.0**50
 TERA = 1e12  # FLOP/s are shown in TFLOP/s
 BITS_PER_BYTE = 8.0
-
-# ------------------------------------------------------------------------------------------------
-# Bytes, rates, tokens and seconds
-# ------------------------------------------------------------------------------------------------
 
 _NUMBER = r"(?P<number>(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+(?:_[0-9]+)*|(?=\.))(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)"
 _QUANTITY = rf"\s*{_NUMBER}\s*(?P<unit>[^0-9\s].*?)?\s*"
@@ -172,179 +163,6 @@ def format_seconds(value: float) -> str:
     if value < 172_770.0:
         return f"{round(value / 60) // 60} h {round(value / 60) % 60} min"
     return f"{value / 86400:.4g} days"
-
-
-# ------------------------------------------------------------------------------------------------
-# GPU counts
-# ------------------------------------------------------------------------------------------------
-
-MOST_GPUS = 1_000_000  # larger requests are typing errors
-MOST_GPUS_PER_NODE = 576  # of one NVLink domain, the largest that is announced
-_COUNT = r"[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+(?:_[0-9]+)*"
-_TIMES = r"\s*[xX*\u00d7]\s*"
-_GPUS = (
-    rf"(?P<first>{_COUNT})\s*(?:nodes?)?(?:{_TIMES}(?P<second>{_COUNT}))?"
-    rf"(?:\s*(?:gpus?)(?P<unit>(?:\s+per\s+node)?)|(?:{_TIMES}|\s+)(?P<word>[a-zA-Z][\w .\-]*))?"
-)
-_SLURM = rf"(?:gpu:)?(?P<word>[a-zA-Z][\w.\-]*):(?P<first>{_COUNT})"
-
-
-class GpuRequest(NamedTuple):
-    """``gpus`` in all; ``nodes`` and ``gpus_per_node`` where the text fixed them; a card's name where it had one."""
-
-    gpus: int
-    nodes: int = 0
-    gpus_per_node: int = 0
-    accelerator: str = ""
-
-
-def parse_gpus(text: str | int) -> GpuRequest:
-    """``64``, ``64 GPUs``, ``8x8``, ``8 * 8`` (nodes x GPUs per node), ``8xH100``, ``2x8xH100``, ``h100:8``.
-
-    Raises ToolkitError for anything else: fractions, zero, negative numbers, three counts, words.
-
-    >>> parse_gpus("8x8")
-    GpuRequest(gpus=64, nodes=8, gpus_per_node=8, accelerator='')
-    >>> parse_gpus("2 x 8 x H100").accelerator
-    'H100'
-    """
-    written = str(text).strip()[:80]  # nothing sensible is longer, and int() refuses thousands of digits
-    match = re.fullmatch(_GPUS, written, re.ASCII | re.IGNORECASE) or re.fullmatch(_SLURM, written, re.ASCII)
-    remedy = "write a count (64) or nodes x GPUs per node (8x8)"
-    groups = match.groupdict() if match else {}
-    word = (groups.get("word") or "").strip()
-    if match is None or re.fullmatch(r"x.*|[kmgtbw]|nodes?|thousand|million", word, re.IGNORECASE):
-        raise ToolkitError(f"GPU count {written!r} is not understood", remedy=remedy)
-    counts = [int(re.sub("[,_]", "", groups[key])) for key in ("first", "second") if groups.get(key)]
-    if len(counts) == 1 and re.match(rf"(?:{_COUNT})\s*nodes?", written, re.IGNORECASE):
-        raise ToolkitError(
-            f"GPU count {written!r} names nodes only", remedy=f"say how many GPUs each has: {counts[0]}x8"
-        )
-    if 0 in counts:
-        raise ToolkitError(f"GPU count {written!r} has a zero in it", remedy=remedy)
-    if len(counts) == 2 and counts[1] > MOST_GPUS_PER_NODE:
-        raise ToolkitError(
-            f"GPU count {written!r} means {counts[0]} nodes of {counts[1]} GPUs, and no node is that large",
-            remedy=f"for {counts[0]} cards of type {counts[1]}: --gpus {counts[0]} --accelerator {counts[1]}",
-        )
-    if math.prod(counts) > MOST_GPUS:
-        raise ToolkitError(f"GPU count {written!r} is above {MOST_GPUS:,}", remedy=remedy)
-    accelerator = "" if re.fullmatch(r"gpus?", word, re.IGNORECASE) else word
-    if len(counts) == 2:
-        return GpuRequest(counts[0] * counts[1], counts[0], counts[1], accelerator)
-    return GpuRequest(counts[0], accelerator=accelerator)
-
-
-# ------------------------------------------------------------------------------------------------
-# Model sizes
-# ------------------------------------------------------------------------------------------------
-
-_COUNT_UNITS = {
-    "k": 1e3,
-    "thousand": 1e3,
-    "m": 1e6,
-    "million": 1e6,
-    "b": 1e9,
-    "bn": 1e9,
-    "billion": 1e9,
-    "t": 1e12,
-    "trillion": 1e12,
-}
-_MODEL_SIZE = re.compile(
-    r"\+?(?P<number>(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,3}(?:_[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?(?:e\+?[0-9]{1,2})?)"
-    r"\s*(?P<unit>[a-z]+)?(?:\s+param(?:eter)?s?)?"
-)
-_MODEL_NAME = re.compile(r"[a-z0-9][a-z0-9 ._:/\\@+-]*")
-_SIZE_TOKEN = re.compile(r"[0-9]+(?:\.[0-9]+)?[bmt]")
-_ACTIVE_TOKEN = re.compile(r"a[0-9]+(?:\.[0-9]+)?[bm]")  # Qwen3-30B-A3B: 3B of 30B are active
-_EFFECTIVE_TOKEN = re.compile(r"e[0-9]+(?:\.[0-9]+)?b")  # gemma-3n-E4B: as if it were 4B
-_EXPERTS_TOKEN = re.compile(r"[0-9]+e")  # Llama-4-Scout-17B-16E: 17B are active, 16 experts
-_MIXTURE = re.compile(r"[0-9]+x[0-9]+(?:\.[0-9]+)?[bm]")
-# The product overstates: only the MLPs are repeated (counts of mistralai's own configurations).
-_MIXTURES = {"8x7b": 46_702_792_704, "8x22b": 140_630_071_296}
-_LEAST_BARE_COUNT = 1_000_000  # a bare number below this is more likely short for billions
-_GREATEST_COUNT = 1e15
-_SIZE_REMEDY = "write a count such as 7B, 350M or 1.5T, or name a model with --model"
-
-
-class ModelSize(NamedTuple):
-    """A parameter count as it was written, and what had to be assumed to read it."""
-
-    parameters: int
-    notes: tuple[str, ...] = ()
-
-
-def parse_parameters(text: str) -> int:
-    """The parameter count in ``7B``, ``6.7e9``, ``1.3 B``, ``7,000,000,000`` or in a model's name; see read_size."""
-    return read_size(text).parameters
-
-
-def read_size(text: str) -> ModelSize:
-    """A size as people write it, or the size token in a model's name (the last part of a path counts).
-
-    Only a whole token counts: ``4bit`` is not 4B, ``13B`` is not 3B. Raises ToolkitError for what is no size
-    (``abc35b!!``, ``-7B``, ``NaN``), for a bare small number (``70`` could mean 70B), and for names that give
-    no total (``phi3:mini``, active sizes alone, several sizes).
-    """
-    lowered = text.strip().casefold()
-    if not lowered:
-        raise ToolkitError("the model size is empty", remedy=_SIZE_REMEDY)
-    match = _MODEL_SIZE.fullmatch(lowered)
-    if match and (match["unit"] is None or match["unit"] in _COUNT_UNITS):
-        return _plain_count(text, match["number"], match["unit"])
-    if match and re.fullmatch(r"[kmgt]i?b", match["unit"]):
-        raise ToolkitError(f"{text!r} is an amount of memory, not a number of parameters", remedy=_SIZE_REMEDY)
-    if not _MODEL_NAME.fullmatch(lowered):
-        raise ToolkitError(f"{text!r} is neither a size nor a model's name", remedy=_SIZE_REMEDY)
-    return _size_in_name(text, re.split(r"[/\\]", lowered.rstrip("/\\"))[-1])
-
-
-def _plain_count(text: str, number: str, unit: str | None) -> ModelSize:
-    value = float(number.replace(",", "").replace("_", "")) * _COUNT_UNITS.get(unit or "", 1.0)
-    if unit is None and 0 < value < _LEAST_BARE_COUNT:
-        raise ToolkitError(
-            f"{text!r} is ambiguous: {number} parameters, or {number} billion?",
-            remedy=f"did you mean {number}B? write the unit",
-        )
-    if not 1 <= value <= _GREATEST_COUNT:
-        raise ToolkitError(f"{text!r} is not a possible number of parameters", remedy=_SIZE_REMEDY)
-    return ModelSize(round(value))
-
-
-def _size_in_name(text: str, name: str) -> ModelSize:
-    # a dot between digits belongs to a number, any other parts words: llama-2-7b.Q4_K_M.gguf
-    tokens = [token for token in re.split(r"[-_:@+\s]+|(?<![0-9])\.|\.(?![0-9])", name) if token]
-    mixtures = [token for token in tokens if _MIXTURE.fullmatch(token)]
-    if mixtures:
-        if len(mixtures) == 1 and mixtures[0] in _MIXTURES:
-            return ModelSize(_MIXTURES[mixtures[0]], (f"{mixtures[0]} shares all but its experts: not their product",))
-        raise ToolkitError(
-            f"{text!r} is experts x size, which is not a parameter count", remedy="name the model, or write its total"
-        )
-    sizes = dict.fromkeys(token for token in tokens if _SIZE_TOKEN.fullmatch(token))
-    if len(sizes) > 1:  # TinyLlama-1.1B-...-3T: trained on 3T tokens
-        sizes = {size: None for size in sizes if not size.endswith("t")}
-    active = [token for token in tokens if _ACTIVE_TOKEN.fullmatch(token)]
-    if len(sizes) == 1:
-        (size,) = sizes
-        experts = [token for token in tokens if _EXPERTS_TOKEN.fullmatch(token)]
-        if experts and not active:
-            raise ToolkitError(
-                f"{text!r}: {size} beside {experts[0]} (experts) is the active size, not the total",
-                remedy="name the model with --model, or write its total",
-            )
-        others = [token for token in tokens if token != size]
-        notes = (f"read as {size.upper()}; {', '.join(others)} ignored",) if others else ()
-        return ModelSize(_plain_count(text, size[:-1], size[-1]).parameters, notes)
-    effective = [token for token in tokens if _EFFECTIVE_TOKEN.fullmatch(token)]
-    if not sizes and len(effective) == 1:
-        count = _plain_count(text, effective[0][1:-1], "b").parameters
-        return ModelSize(count, (f"{effective[0].upper()} is an effective size; the total is not known from it",))
-    if sizes:
-        raise ToolkitError(f"{text!r} holds several sizes: {', '.join(sizes)}", remedy=_SIZE_REMEDY)
-    if active:
-        raise ToolkitError(f"{text!r} tells only its active size, {active[0]}", remedy=_SIZE_REMEDY)
-    raise ToolkitError(f"{text!r} does not tell a size", remedy=_SIZE_REMEDY)
 
 
 def format_count(value: float) -> str:

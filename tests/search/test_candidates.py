@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.requests import request_for
-from toolkit.search.candidates import blocks, divisors, grids
+from tests.search.whole_space import blocks
+from toolkit.search.candidates import divisors, grids
 from toolkit.strategy import Strategy
 
 

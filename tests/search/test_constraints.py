@@ -7,8 +7,8 @@ import numpy
 import pytest
 
 from tests.requests import request_for
-from toolkit.search.candidates import blocks
-from toolkit.search.constraints import mask, violated
+from tests.search.whole_space import blocks, mask
+from toolkit.search.constraints import violated
 from toolkit.search.rules import CONSTRAINTS
 from toolkit.strategy import Strategy
 

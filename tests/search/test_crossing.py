@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tests.requests import request_for
-from toolkit.search.candidates import blocks, spaces
-from toolkit.search.constraints import Sieve, mask
+from tests.search.whole_space import blocks, mask
+from toolkit.search.candidates import spaces
+from toolkit.search.constraints import Sieve
 from toolkit.search.crossing import grow
 from toolkit.strategy import Strategy
 

@@ -123,9 +123,9 @@ def larger_clusters(asked: Asked) -> Iterator[ClusterSpec]:
 
     Sizes that do not make equal nodes, or that the cluster does not have, are left out.
     """
+    from toolkit.gpu_counts import parse_gpus
     from toolkit.registry.clusters import resolve_cluster
     from toolkit.search.misses import MOST_GPUS
-    from toolkit.units import parse_gpus
 
     given = parse_gpus(asked.options["gpus"])
     gpus = asked.request.cluster.num_gpus

@@ -10,6 +10,7 @@ import msgspec
 
 from toolkit.cluster import Accelerator, ClusterSpec, Link, Site
 from toolkit.errors import Problems, ToolkitError
+from toolkit.gpu_counts import GpuRequest, parse_gpus
 from toolkit.registry import files
 from toolkit.registry.accelerators import could_mean, is_path, match_accelerator, read_accelerator, read_toml
 from toolkit.registry.hardware import (
@@ -24,7 +25,7 @@ from toolkit.registry.hardware import (
 )
 from toolkit.registry.nodes import lay_out
 from toolkit.registry.strict import decode
-from toolkit.units import GB, GIB, GpuRequest, parse_gpus
+from toolkit.units import GB, GIB
 
 KIND = "clusters"
 DEFAULT = "dgx-h100"

@@ -13,8 +13,9 @@ import msgspec
 
 from toolkit.cluster import Accelerator, Link, Site, is_assumed
 from toolkit.errors import Problems
+from toolkit.gpu_counts import MOST_GPUS, MOST_GPUS_PER_NODE
 from toolkit.registry.strict import did_you_mean
-from toolkit.units import BITS_PER_BYTE, GB, GIB, MIB, MOST_GPUS, MOST_GPUS_PER_NODE, TERA
+from toolkit.units import BITS_PER_BYTE, GB, GIB, MIB, TERA
 
 ARCHITECTURES = (
     *("volta", "turing", "ampere", "ada", "hopper", "blackwell"),

@@ -121,7 +121,7 @@ def model_from_text(text: str) -> ModelSpec:
     """What ``--params`` means: a registered model if the text names one exactly, else the size in it."""
     import msgspec
 
-    from toolkit.units import read_size
+    from toolkit.model_sizes import read_size
 
     entry = find(text)
     if entry is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from toolkit.errors import ToolkitError
-from toolkit.units import GpuRequest
+from toolkit.gpu_counts import GpuRequest
 
 
 def lay_out(

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from toolkit.search.crossing import Space, grow, space
+from toolkit.search.crossing import Space, space
 from toolkit.search.request import Request
-from toolkit.strategy import Strategy
 
 LARGEST_MICRO_BATCH = 32  # sequences; larger ones only add memory once the matrix units are full
 
@@ -48,12 +47,6 @@ def spaces(request: Request) -> Iterator[Space]:
     makers = {"ddp": _ddp, "deepspeed": _deepspeed, "fsdp": _fsdp, "megatron": _megatron}
     for framework in request.frameworks:
         yield space(framework, request, makers[framework](request))
-
-
-def blocks(request: Request) -> Iterator[Strategy]:
-    """Every candidate, legal or not, as one column Strategy for each framework."""
-    for each in spaces(request):
-        yield from grow(request, each, lambda strategy, known, rest: None, most_rows=each.size)
 
 
 def _ddp(request: Request) -> dict[str, Any]:

@@ -40,24 +40,6 @@ def violated(request: Request, strategy: Strategy) -> list[tuple[Constraint, Pro
     return found
 
 
-def mask(request: Request, strategy: Strategy, eliminated: dict[str, int]) -> Any:
-    """Boolean column of the rows that satisfy every constraint; counts the first one that each row breaks."""
-    import numpy
-
-    rows = len(strategy.dp)  # type: ignore[arg-type]
-    alive = numpy.ones(rows, dtype=bool)
-    for constraint in CONSTRAINTS:
-        if strategy.framework not in constraint.frameworks:
-            continue
-        holds = constraint.holds(request.model, request.cluster, request.workload, strategy)
-        after = alive & holds
-        removed = int(alive.sum() - after.sum())
-        if removed:
-            eliminated[constraint.name] = eliminated.get(constraint.name, 0) + removed
-        alive = after
-    return alive
-
-
 def broken(request: Request, strategy: Strategy) -> Any:
     """How many rules each row of a column strategy breaks."""
     arguments = (request.model, request.cluster, request.workload, strategy)

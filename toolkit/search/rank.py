@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.estimate.verdict import VERDICTS
 from toolkit.numeric import where
+from toolkit.search.candidates import divisors
 from toolkit.search.request import Request
 from toolkit.strategy import FRAMEWORKS, Strategy
 
@@ -76,7 +77,7 @@ def order(request: Request, blocks: list[Block]) -> list[tuple[Block, int]]:
     total_bytes = numpy.concatenate([block.total_bytes for block in blocks])
     tight = numpy.concatenate([block.verdict for block in blocks])
     prices = numpy.concatenate([price(block.strategy) + numpy.zeros(len(block.seconds)) for block in blocks])
-    layouts = numpy.concatenate([_layout(block.strategy, len(block.seconds)) for block in blocks])
+    layouts = numpy.concatenate([_layout(request, block.strategy, len(block.seconds)) for block in blocks])
     score = total_bytes if request.objective == "memory" else seconds * (1.0 + prices)
     fitting = numpy.flatnonzero(numpy.isfinite(seconds))
     # ties (the same time with and without a switch) go to fewer bytes
@@ -88,20 +89,25 @@ def order(request: Request, blocks: list[Block]) -> list[tuple[Block, int]]:
     return [(blocks[b], int(row - starts[b])) for b, row in zip(owner, rows, strict=True)]
 
 
-def _layout(strategy: Strategy, rows: int) -> Any:
-    """One integer per (framework, ZeRO stage, offload, sharding group, tp, pp, cp, ep)."""
+def _layout(request: Request, strategy: Strategy, rows: int) -> Any:
+    """One integer per (framework, ZeRO stage, offload, sharding group, tp, pp, cp, ep).
+
+    A degree is written as its place among the divisors that a legal one is of: fewer than 2^12 for any number
+    of GPUs or experts below 10^12.
+    """
     import numpy
 
+    gpus, experts = divisors(request.cluster.num_gpus), divisors(max(request.model.num_experts, 1))
     key = numpy.full(rows, FRAMEWORKS.index(strategy.framework), dtype=numpy.int64)
     for value, bits in (
         (strategy.zero_stage if strategy.framework == "deepspeed" else 0, 2),
         (strategy.offload, 2),
         (where(strategy.hpz > 1, 1, 0), 1),
         (where(strategy.dp_shard == strategy.dp, 0, 1), 1),
-        (strategy.tp, 12),
-        (strategy.pp, 12),
-        (strategy.cp, 12),
-        (strategy.ep, 12),
+        (numpy.searchsorted(gpus, strategy.tp), 12),
+        (numpy.searchsorted(gpus, strategy.pp), 12),
+        (numpy.searchsorted(gpus, strategy.cp), 12),
+        (numpy.searchsorted(experts, strategy.ep), 12),
     ):
         key = (key << bits) + value
     return key

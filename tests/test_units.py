@@ -7,15 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolkit.errors import ToolkitError
+from toolkit.gpu_counts import GpuRequest, parse_gpus
 from toolkit.units import (
     GIB,
-    GpuRequest,
     format_bytes,
     format_rate,
     format_seconds,
     format_tokens,
     parse_bytes,
-    parse_gpus,
     parse_rate,
     parse_tokens,
 )

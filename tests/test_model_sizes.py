@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolkit.errors import ToolkitError
-from toolkit.units import format_count, parse_parameters, read_size
+from toolkit.model_sizes import parse_parameters, read_size
+from toolkit.units import format_count
 
 READ = {
     "7B": 7e9, "7b": 7e9, "6.7e9": 6.7e9, "1.3 B": 1.3e9, "1.3B": 1.3e9, "350M": 3.5e8, "405b": 4.05e11, "1T": 1e12,
