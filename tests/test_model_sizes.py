@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolkit.errors import ToolkitError
-from toolkit.model_sizes import parse_parameters, read_size
+from toolkit.model_sizes import read_size
 from toolkit.units import format_count
 
 READ = {
@@ -26,7 +26,7 @@ READ = {
 
 @pytest.mark.parametrize(("text", "parameters"), READ.items())
 def test_read(text: str, parameters: float) -> None:
-    assert parse_parameters(text) == parameters
+    assert read_size(text).parameters == parameters
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_read(text: str, parameters: float) -> None:
 )
 def test_refused(text: str, said: str) -> None:
     with pytest.raises(ToolkitError) as caught:
-        parse_parameters(text)
+        read_size(text)
     assert said in str(caught.value)
 
 
@@ -73,7 +73,7 @@ def test_what_was_assumed_is_told() -> None:
 @given(st.text(max_size=40))
 def test_any_text_is_a_count_or_a_sentence(text: str) -> None:
     try:
-        assert 1 <= parse_parameters(text) <= 1e15
+        assert 1 <= read_size(text).parameters <= 1e15
     except ToolkitError as error:
         assert error.problems[0].message
 

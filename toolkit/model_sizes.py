@@ -42,17 +42,12 @@ class ModelSize(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def parse_parameters(text: str) -> int:
-    """The parameter count in ``7B``, ``6.7e9``, ``1.3 B``, ``7,000,000,000`` or in a model's name; see read_size."""
-    return read_size(text).parameters
-
-
 def read_size(text: str) -> ModelSize:
-    """A size as people write it, or the size token in a model's name (the last part of a path counts).
+    """A size as people write it (``7B``, ``6.7e9``, ``1.3 B``, ``7,000,000,000``), or the one in a model's name.
 
-    Only a whole token counts: ``4bit`` is not 4B, ``13B`` is not 3B. Raises ToolkitError for what is no size
-    (``abc35b!!``, ``-7B``, ``NaN``), for a bare small number (``70`` could mean 70B), and for names that give
-    no total (``phi3:mini``, active sizes alone, several sizes).
+    Of a path the last part counts, of a name only a whole token: ``4bit`` is not 4B, ``13B`` is not 3B. Raises
+    ToolkitError for what is no size (``abc35b!!``, ``-7B``, ``NaN``), for a bare small number (``70`` could mean
+    70B), and for names that give no total (``phi3:mini``, active sizes alone, several sizes).
     """
     lowered = text.strip().casefold()
     if not lowered:

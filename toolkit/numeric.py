@@ -55,11 +55,6 @@ def ceil_div(numerator: Number, denominator: Number) -> Number:
     return -(-numerator // denominator)
 
 
-def floor(value: Number) -> Number:
-    """Greatest integer not above the value, as a float."""
-    return value // 1.0
-
-
 def log2(value: Number) -> Number:
     """Logarithm to base 2."""
     if is_column(value):

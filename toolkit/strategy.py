@@ -14,7 +14,6 @@ import msgspec
 FRAMEWORKS = ("ddp", "deepspeed", "fsdp", "megatron")
 RECOMPUTE = ("none", "selective", "full")
 OFFLOAD = ("none", "optimizer", "optimizer+parameters")
-CP_METHODS = ("p2p", "all_gather", "a2a")
 
 
 class Strategy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -38,8 +38,3 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     fused_cross_entropy: bool = False  # true: logits are never whole in memory
     gradient_accumulation_dtype: str = "default"  # default (the framework's own) | bf16 | fp32
     dropout: bool = False
-
-    @property
-    def global_batch_tokens(self) -> int:
-        """Tokens per optimizer step."""
-        return self.global_batch_size * self.sequence_length

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from toolkit.errors import ToolkitError
 from toolkit.estimate.parameters import count_parameters
 from toolkit.registry import files
-from toolkit.registry.models import load_model, model_from_size, model_from_text, names
-from toolkit.registry.sizes import NOMINAL
+from toolkit.registry.models import load_model, model_from_text, names
+from toolkit.registry.sizes import NOMINAL, shape_of_size
 
 PUBLISHED = json.loads((Path(__file__).parents[1] / "published" / "parameter_counts.json").read_text())["models"]
 
@@ -167,7 +167,7 @@ def test_broken_files_of_ones_own_are_named(own_folder: Path, text: str, said: s
 
 def test_sizes_that_people_call_a_model_by_mean_that_model() -> None:
     for size, name in NOMINAL.items():
-        model = model_from_size(size)
+        model = shape_of_size(size)
         total = count_parameters(model).total
         assert abs(total - size) <= 0.05 * size
         if abs(count_parameters(load_model(name)).total - size) <= 0.05 * size:
@@ -185,7 +185,7 @@ def test_7b_is_llama_2_7b_and_says_so() -> None:
 @given(st.floats(7.05, 13.2))
 def test_any_other_size_is_scaled_to_within_two_percent(exponent: float) -> None:
     parameters = int(10**exponent)
-    model = model_from_size(parameters)
+    model = shape_of_size(parameters)
     total = count_parameters(model).total
     assert abs(total - parameters) <= 0.02 * parameters or parameters in NOMINAL
     assert model.hidden_size % 128 == 0
@@ -202,7 +202,7 @@ def test_any_other_size_is_scaled_to_within_two_percent(exponent: float) -> None
 @pytest.mark.parametrize("parameters", [0, -5, 1000, 10**17])
 def test_sizes_out_of_reach(parameters: int) -> None:
     with pytest.raises(ToolkitError, match="outside what a dense shape is made for"):
-        model_from_size(parameters)
+        shape_of_size(parameters)
 
 
 @pytest.mark.parametrize(

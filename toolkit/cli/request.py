@@ -86,7 +86,7 @@ def build(options: dict[str, Any]) -> Asked:
         if model is not None and cluster is not None:
             try:
                 contract = _contract(options, recipe, model, cluster, said)
-                workload = _workload(options, contract)
+                workload = _workload(contract)
             except ToolkitError as error:
                 problems.absorb(error)
     assert model and cluster and calibration and workload and contract  # Problems has raised otherwise
@@ -269,7 +269,7 @@ def _default_batch(method: str, length: int, cluster: ClusterSpec, said: list[st
     return batch
 
 
-def _workload(options: dict[str, Any], contract: Contract) -> Workload:
+def _workload(contract: Contract) -> Workload:
     return Workload(
         sequence_length=contract.sequence_length,
         global_batch_size=contract.global_batch_size,

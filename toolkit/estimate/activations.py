@@ -129,7 +129,7 @@ def activations(
     inputs = checkpoints_bytes(tokens, stage.layers, table.checkpoint, sigma)
     per_micro_batch = where(strategy.recompute == 2, inputs, where(strategy.recompute == 1, selective, everything))
 
-    gradient = _working(model, table, strategy, tokens, k)
+    gradient = _working(model, strategy, tokens, k)
     whole_layer = kept_bytes(tokens, *table.kinds[0], *cuts)
     for kind in table.kinds[1:]:
         whole_layer = maximum(whole_layer, kept_bytes(tokens, *kind, *cuts))
@@ -162,7 +162,7 @@ def _logits(
     return logits_bytes(tokens, vocabulary, k.compute, 1.0), tokens * vocabulary * (4.0 - k.compute)
 
 
-def _working(model: ModelSpec, table: Tables, strategy: Strategy, tokens: Number, k: Kernels) -> Number:
+def _working(model: ModelSpec, strategy: Strategy, tokens: Number, k: Kernels) -> Number:
     inside = 0.0
     if "D" in model.layer_mlps:
         inside = float(model.intermediate_size)

@@ -89,7 +89,7 @@ def communication(
     each = value_bytes(workload)
     message = activation_message(s.micro_batch_size, float(workload.sequence_length), s.cp, work.hidden, each)
     tp = _tensor(net, work, s, layers, passes, message)
-    cp = _context(net, work, s, layers, passes, message, each)
+    cp = _context(net, work, s, layers, passes, message)
     ep = _expert(net, work, s, layers, passes, message)
     pp = _pipeline(net, s, message)
     dp, unhidable = data_traffic(net, work, workload, s, layers)
@@ -118,9 +118,7 @@ def _tensor(net: Fabric, work: LayerWork, s: Strategy, layers: Number, passes: N
     return Traffic(number * 2.0 * ring_bytes(s.tp, message), number * each)
 
 
-def _context(
-    net: Fabric, work: LayerWork, s: Strategy, layers: Number, passes: Number, message: Number, each: float
-) -> Traffic:
+def _context(net: Fabric, work: LayerWork, s: Strategy, layers: Number, passes: Number, message: Number) -> Traffic:
     block = message / work.hidden * work.key_value_width / s.tp
     number = ring_attention_sends(s.gradient_accumulation_steps, layers, passes, s.cp)
     # the ring's slowest edge leaves the fast domain as soon as the group does

@@ -108,7 +108,7 @@ def layer_bytes(model: ModelSpec, workload: Workload, framework: str, mixer: str
     if mixer in "AB":
         kept = kept.plus(_attention(model, workload, k))
     if mixer in "MBLC":
-        kept = kept.plus(_recurrent(model, workload, k, mixer))
+        kept = kept.plus(_recurrent(model, k, mixer))
     if mlp == "D":
         kept = kept.plus(_mlp(model, workload, k, model.intermediate_size))
     if mlp == "E":
@@ -214,7 +214,7 @@ def _experts(model: ModelSpec, workload: Workload, k: Kernels) -> LayerBytes:
     return LayerBytes(opening + router, shared, dispatched, inside)
 
 
-def _recurrent(model: ModelSpec, workload: Workload, k: Kernels, mixer: str) -> LayerBytes:
+def _recurrent(model: ModelSpec, k: Kernels, mixer: str) -> LayerBytes:
     opening = leaf.input_bytes(0.0 if mixer == "B" else 1.0, k.matmul_input, model.hidden_size, 0)
     if mixer == "L":
         keys = model.linear_num_key_heads * model.linear_key_head_dim

@@ -143,7 +143,7 @@ def layer_seconds(work: LayerWork, rate: Rates, workload: Workload, s: Strategy,
         forward=launch_bound(forward, host),
         backward=launch_bound(backward, host),
         core=core,
-        head=_head_seconds(work, rate, workload, s, tokens, memory, each),
+        head=_head_seconds(work, rate, workload, s, tokens, memory),
         attention=core + core_backward,
     )
 
@@ -177,7 +177,7 @@ def head_seconds(
 
 
 def _head_seconds(
-    work: LayerWork, rate: Rates, workload: Workload, s: Strategy, tokens: Number, memory: float, each: float
+    work: LayerWork, rate: Rates, workload: Workload, s: Strategy, tokens: Number, memory: float
 ) -> Number:
     passes = 2.0 if workload.fused_cross_entropy else 7.0  # over fp32 logits: cast, maximum, exponent, sum, gradient
     logits = tokens * work.vocabulary / s.tp * 4.0 * passes

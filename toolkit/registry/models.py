@@ -110,22 +110,16 @@ def _read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def model_from_size(parameters: int) -> ModelSpec:
-    """A dense shape for a parameter count; the notes tell which (see toolkit.registry.sizes)."""
-    from toolkit.registry.sizes import shape_of_size
-
-    return shape_of_size(parameters)
-
-
 def model_from_text(text: str) -> ModelSpec:
     """What ``--params`` means: a registered model if the text names one exactly, else the size in it."""
     import msgspec
 
     from toolkit.model_sizes import read_size
+    from toolkit.registry.sizes import shape_of_size
 
     entry = find(text)
     if entry is not None:
         return _decode(entry)
     size = read_size(text)
-    model = model_from_size(size.parameters)
+    model = shape_of_size(size.parameters)
     return msgspec.structs.replace(model, notes=(*size.notes, *model.notes))

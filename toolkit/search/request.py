@@ -9,27 +9,6 @@ from toolkit.model import ModelSpec
 from toolkit.strategy import FRAMEWORKS
 from toolkit.workload import Workload
 
-# degrees that a user may pin, by the field of Strategy they set
-PINNABLE = (
-    "tp",
-    "pp",
-    "cp",
-    "ep",
-    "etp",
-    "dp",
-    "dp_shard",
-    "virtual_pipeline_stages",
-    "zero_stage",
-    "hpz",
-    "micro_batch_size",
-    "gradient_accumulation_steps",
-    "sequence_parallel",
-    "recompute",
-    "offload",
-)
-
-OBJECTIVES = ("throughput", "memory", "cost")
-
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """``pins`` maps a field of Strategy to the one value it may take."""
@@ -40,7 +19,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     framework: str = "any"  # any | ddp | deepspeed | fsdp | megatron
     allowed_frameworks: tuple[str, ...] = FRAMEWORKS  # those that the recipe's program can run
     pins: dict[str, int] = {}
-    objective: str = "throughput"
+    objective: str = "throughput"  # throughput | memory | cost
 
     def replace(self, **changes: object) -> Request:
         """The same request with some fields changed."""
