@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from toolkit.recipe import Contract
+from toolkit.recipe import Contract, planned_steps
 
 SCHEDULES = ("cosine", "linear", "constant")
 
@@ -40,8 +40,4 @@ def total_steps(contract: Contract, sequences: int) -> int:
 
     ``sequences`` is the number of training sequences in one epoch.
     """
-    if contract.total_steps > 0:
-        return contract.total_steps
-    if contract.total_tokens > 0:
-        return max(1, math.ceil(contract.total_tokens / (contract.global_batch_size * contract.sequence_length)))
-    return max(1, math.ceil(contract.epochs * sequences / contract.global_batch_size))
+    return planned_steps(contract) or max(1, math.ceil(contract.epochs * sequences / contract.global_batch_size))

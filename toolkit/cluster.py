@@ -48,6 +48,11 @@ class Accelerator(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return "fp8" in self.peak_flop_per_second
 
     @property
+    def is_cpu(self) -> bool:
+        """Whether the work is done by processors, without a device of its own."""
+        return self.architecture == "cpu"
+
+    @property
     def assumed(self) -> tuple[str, ...]:
         """Names of the figures whose source is an assumption."""
         return tuple(name for name, source in self.sources.items() if is_assumed(source))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from toolkit.numeric import maximum
+
 AXES = ("tp", "cp", "ep", "pp", "dp")
+VERDICTS = ("fits", "tight", "no")  # against the memory that a process may use
 
 
 class MemoryEstimate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,8 +38,6 @@ class HostMemoryEstimate(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     @property
     def total_bytes(self) -> float:
         """Peak: loading ends before training buffers are full, so the larger of the two counts."""
-        from toolkit.numeric import maximum
-
         return self.process_bytes + maximum(self.offload_bytes, self.loading_bytes)  # type: ignore[no-any-return]
 
 
@@ -84,6 +85,14 @@ class StepEstimate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tokens_per_second_per_gpu: float
     mfu: float
     hfu: float
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """The seconds that sum to ``seconds``, by field."""
+        names = self.__struct_fields__
+        return {
+            name: getattr(self, name) for name in names[names.index("compute_seconds") :] if name.endswith("_seconds")
+        }
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from toolkit.model import ModelSpec
+from toolkit.numeric import Number, ceil_div
+
+VOCABULARY_MULTIPLE = 128  # Megatron-LM's default of --make-vocab-size-divisible-by
 
 # activation functions of config.json that the pretraining program builds, by its own names
 ACTIVATIONS = {
@@ -15,6 +18,12 @@ ACTIVATIONS = {
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
+
+
+def padded_vocabulary(vocab_size: int, tp: Number) -> Number:
+    """``ceil(V / (128 tp)) 128 tp``: rows of the embedding table, as Megatron-LM pads it."""
+    multiple = VOCABULARY_MULTIPLE * tp
+    return ceil_div(vocab_size, multiple) * multiple
 
 
 def inexpressible(model: ModelSpec) -> tuple[str, ...]:

@@ -10,19 +10,19 @@ from toolkit import __version__
 from toolkit import strategy as strategies
 from toolkit.cluster import ClusterSpec
 from toolkit.errors import Problems, ToolkitError
-from toolkit.estimates import CommunicationEstimate, HostMemoryEstimate, MemoryEstimate, StepEstimate
+from toolkit.estimates import VERDICTS, CommunicationEstimate, HostMemoryEstimate, MemoryEstimate, StepEstimate
+from toolkit.gpu_counts import MOST_GPUS
 from toolkit.model import ModelSpec
-from toolkit.recipe import Contract, contract_problems
+from toolkit.recipe import Contract, contract_problems, planned_steps
 from toolkit.strategy import Strategy
 from toolkit.workload import MOST_SEQUENCES, MOST_TOKENS, Workload
 
 SCHEMA = 1
-VERDICTS = ("fits", "tight", "no")
 NEVER_ZERO = ("num_hidden_layers", "hidden_size", "vocab_size")
 # the largest that the options and the decoder take
 MOST = {
-    "strategy": 10**6,
-    "cluster": 10**6,
+    "strategy": MOST_GPUS,
+    "cluster": MOST_GPUS,
     "gradient_accumulation_steps": MOST_SEQUENCES,
     "zero_stage": 3,
     "sequence_parallel": 1,
@@ -72,15 +72,14 @@ class WholeRun(msgspec.Struct, frozen=True, kw_only=True):
 def whole_run(plan: Plan) -> WholeRun | None:
     """Steps x seconds, and GPU-hours x price per hour; None where the contract does not say how long it is."""
     contract, cluster = plan.contract, plan.cluster
-    batch_tokens = contract.global_batch_size * contract.sequence_length
-    steps = contract.total_steps or -int(-contract.total_tokens // batch_tokens)
+    steps = planned_steps(contract)
     if not steps:
         return None
     seconds = steps * plan.step.seconds
     gpu_hours = seconds / 3600.0 * cluster.num_gpus
     return WholeRun(
         steps=steps,
-        tokens=float(steps) * batch_tokens,
+        tokens=1.0 * steps * contract.global_batch_size * contract.sequence_length,
         seconds=seconds,
         gpu_hours=gpu_hours,
         cost=gpu_hours * cluster.accelerator.price_per_hour,

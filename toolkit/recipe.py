@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import msgspec
@@ -106,6 +107,12 @@ def contract_problems(contract: Contract) -> Iterator[Problem]:
             f"min_learning_rate {contract.min_learning_rate} exceeds learning_rate {contract.learning_rate}",
             "learning_rate is the peak",
         )
+
+
+def planned_steps(contract: Contract) -> int:
+    """Optimizer steps that the contract itself fixes: as given, or enough for its tokens; 0 where only epochs say."""
+    tokens_per_step = 1.0 * contract.global_batch_size * contract.sequence_length
+    return contract.total_steps or math.ceil(contract.total_tokens / tokens_per_step)
 
 
 def contract_sha256(contract: Contract) -> str:

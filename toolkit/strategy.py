@@ -88,6 +88,12 @@ def describe(strategy: Strategy) -> str:
     return " ".join(words)
 
 
+def value_in_words(field: str, value: int) -> str:
+    """A field's value as people write it: recompute and offload by name."""
+    names = {"recompute": RECOMPUTE, "offload": OFFLOAD}.get(field)
+    return names[value] if names else str(value)
+
+
 def to_json(strategy: Strategy) -> dict[str, Any]:
     """The JSON form: recompute and offload by name."""
     values = msgspec.structs.asdict(strategy)

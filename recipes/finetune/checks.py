@@ -22,7 +22,7 @@ AGAIN = "write it again with: toolkit emit PLAN.json --out DIR"
 
 def is_cpu(plan: Plan) -> bool:
     """Whether the plan is for processors without an accelerator."""
-    return plan.cluster.accelerator.architecture == "cpu"
+    return plan.cluster.accelerator.is_cpu
 
 
 def check(plan: Plan, world_size: int, ds_config: dict[str, Any] | None) -> None:

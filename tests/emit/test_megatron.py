@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from tests import plans
 from toolkit.emit import megatron
-from toolkit.emit.megatron_core import train_steps
-from toolkit.emit.megatron_model import padded_vocabulary
 from toolkit.errors import ToolkitError
-from toolkit.megatron_shapes import inexpressible
+from toolkit.megatron_shapes import inexpressible, padded_vocabulary
 from toolkit.model import ModelSpec
 from toolkit.plan import Plan
+from toolkit.recipe import planned_steps
 
 PLANS = {name: plan for name, plan in plans.all_plans().items() if plan.strategy.framework == "megatron"}
 PUBLISHED = Path(__file__).parents[1] / "published" / "megatron_lm_core_v0.16.1_flags.json"
@@ -229,10 +228,10 @@ def test_a_window_longer_than_the_sequence_is_left_out() -> None:
 def test_steps_follow_from_the_contract() -> None:
     plan = PLANS["dense"]
     by_tokens = msgspec.structs.replace(plan.contract, total_steps=0, total_tokens=1.0e9)
-    assert train_steps(plan) == 100
-    assert train_steps(msgspec.structs.replace(plan, contract=by_tokens)) == -(-(10**9) // (8 * 4096))
+    assert planned_steps(plan.contract) == 100
+    assert planned_steps(by_tokens) == -(-(10**9) // (8 * 4096))
     by_epochs = msgspec.structs.replace(plan, contract=msgspec.structs.replace(plan.contract, total_steps=0))
-    assert train_steps(by_epochs) == 0 and "--train-iters" not in megatron.arguments(by_epochs)
+    assert planned_steps(by_epochs.contract) == 0 and "--train-iters" not in megatron.arguments(by_epochs)
 
 
 @pytest.mark.parametrize(

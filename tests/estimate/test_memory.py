@@ -28,8 +28,8 @@ from toolkit.estimate.framework_memory import as_measured
 from toolkit.estimate.host import host_memory
 from toolkit.estimate.memory import memory
 from toolkit.estimate.parameters import count_parameters, lora_parameters
-from toolkit.estimate.verdict import VERDICTS, verdict
-from toolkit.estimates import MemoryEstimate
+from toolkit.estimate.verdict import verdict
+from toolkit.estimates import VERDICTS, MemoryEstimate
 from toolkit.model import ModelSpec
 from toolkit.strategy import Strategy
 from toolkit.workload import Workload

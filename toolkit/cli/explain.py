@@ -51,8 +51,7 @@ def explain_plan(out: Any, asked: Asked, plan: Plan) -> None:
 
     title = "time of a step: likely, with perfect overlap (fraction 1) and with none (fraction 0)"
     show(title, step, *arguments, sent, asked.calibration)
-    names = [n for n in plan.step.__struct_fields__ if n.endswith("_seconds") and not n.startswith(("lower", "upper"))]
-    _sum(out, "a step", {name: getattr(plan.step, name) for name in names}, format_seconds, plan.step.seconds)
+    _sum(out, "a step", plan.step.parts, format_seconds, plan.step.seconds)
 
 
 def _sum(out: Any, what: str, parts: dict[str, float], readable: Callable[[float], str], total: float) -> None:

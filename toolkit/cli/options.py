@@ -7,10 +7,9 @@ from typing import Any, TypeVar
 
 import click
 
+from toolkit.gpu_counts import MOST_GPUS
 from toolkit.strategy import FRAMEWORKS, OFFLOAD, RECOMPUTE
 from toolkit.workload import MOST_SEQUENCES, MOST_TOKENS
-
-MOST_RANKS = 1_000_000  # as many as --gpus takes
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -74,7 +73,7 @@ def strategy_options(function: Function) -> Function:
         "--sequence-parallel/--no-sequence-parallel", default=None, help="Megatron's, inside tensor parallelism."
     )(function)
     for names, field, text in reversed(PINS):
-        allowed = click.IntRange(0, 3) if field == "zero_stage" else click.IntRange(1, MOST_RANKS)
+        allowed = click.IntRange(0, 3) if field == "zero_stage" else click.IntRange(1, MOST_GPUS)
         function = click.option(*names, field, type=allowed, help=text)(function)
     return function
 

@@ -125,11 +125,11 @@ def larger_clusters(asked: Asked) -> Iterator[ClusterSpec]:
     """
     from toolkit.gpu_counts import parse_gpus
     from toolkit.registry.clusters import resolve_cluster
-    from toolkit.search.misses import MOST_GPUS
+    from toolkit.search.misses import MOST_GPUS_TRIED
 
     given = parse_gpus(asked.options["gpus"])
     gpus = asked.request.cluster.num_gpus
-    while (gpus := 2 * gpus) <= MOST_GPUS:
+    while (gpus := 2 * gpus) <= MOST_GPUS_TRIED:
         nodes = f"{gpus // given.gpus_per_node}x{given.gpus_per_node}" if given.gpus_per_node else str(gpus)
         with contextlib.suppress(ToolkitError):
             yield resolve_cluster(

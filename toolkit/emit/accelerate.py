@@ -29,7 +29,7 @@ def config(plan: Plan, deepspeed_config_file: str = "ds_config.json") -> Config:
     """
     _require(plan)
     strategy, cluster = plan.strategy, plan.cluster
-    cpu = cluster.accelerator.architecture == "cpu"
+    cpu = cluster.accelerator.is_cpu
     values: Config = {
         "compute_environment": "LOCAL_MACHINE",
         "debug": False,
@@ -73,7 +73,7 @@ def _require(plan: Plan) -> None:
         require_data_parallel(problems, plan)
         if strategy.framework != "fsdp":
             return
-        if plan.cluster.accelerator.architecture == "cpu":
+        if plan.cluster.accelerator.is_cpu:
             problems.add("FSDP on processors: accelerate 1.15 runs plain DDP instead, silently", "use deepspeed")
         if strategy.dp % max(1, strategy.dp_shard):
             problems.add(

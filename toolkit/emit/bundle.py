@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from toolkit import plan as plans
 from toolkit.emit import accelerate, deepspeed, megatron, script, shell, slurm, torchrun
-from toolkit.emit.megatron_core import train_steps
 from toolkit.errors import Problem, ToolkitError
 from toolkit.plan import Plan
+from toolkit.recipe import planned_steps
 
 
 def bundle(plan: Plan, directory: str) -> dict[str, str]:
@@ -78,7 +78,7 @@ def commands(plan: Plan, directory: str) -> str:
         paragraphs.append((f"Without a scheduler, on each of the {cluster.nodes} nodes", start))
     if framework == "megatron" and script.gpus_per_node(plan):
         flags = f"torchrun ... pretrain_gpt.py $(cat {file('megatron_args.txt')}) --data-path ... --tokenizer-type ..."
-        flags += "" if train_steps(plan) else " --train-iters ..."
+        flags += "" if planned_steps(plan.contract) else " --train-iters ..."
         paragraphs.append(("With Megatron-LM core_v0.16.1 itself", flags))
     if framework != "megatron":
         more = f" --deepspeed {file('ds_config.json')}" if framework == "deepspeed" else ""

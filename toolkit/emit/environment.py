@@ -30,7 +30,7 @@ def variables(plan: Plan) -> dict[str, str]:
     """
     strategy, cluster = plan.strategy, plan.cluster
     accelerator, site = cluster.accelerator, cluster.site
-    on_gpu = accelerator.architecture != "cpu"
+    on_gpu = not accelerator.is_cpu
     values = {"OMP_NUM_THREADS": str(threads(plan)), "TOKENIZERS_PARALLELISM": "false"}
     if on_gpu and accelerator.vendor == "NVIDIA":
         values["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"

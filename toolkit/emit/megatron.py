@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from toolkit.emit.megatron_core import core_config, train_steps
-from toolkit.emit.megatron_model import VOCABULARY_MULTIPLE, expert_layers, positions, uneven, window
+from toolkit.emit.megatron_core import core_config
+from toolkit.emit.megatron_model import expert_layers, positions, uneven, window
+from toolkit.megatron_shapes import VOCABULARY_MULTIPLE
 from toolkit.plan import Plan
+from toolkit.recipe import planned_steps
 
 __all__ = ["arguments", "arguments_text", "core_config"]
 
@@ -134,7 +136,7 @@ def _degrees(plan: Plan, config: dict[str, dict[str, Value]]) -> dict[str, Value
 
 
 def _training(plan: Plan, config: dict[str, dict[str, Value]]) -> dict[str, Value]:
-    contract, optimizer, steps = plan.contract, config["optimizer"], train_steps(plan)
+    contract, optimizer, steps = plan.contract, config["optimizer"], planned_steps(plan.contract)
     adam = optimizer["optimizer"] == "adam"
     return {
         "micro-batch-size": plan.strategy.micro_batch_size,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from toolkit.emit.megatron_model import experts, gpt, latent_attention, shape, uneven
 from toolkit.emit.refusals import require_layout, require_megatron
 from toolkit.errors import Problems
 from toolkit.plan import Plan
+from toolkit.recipe import planned_steps
 
 VERSION = "0.16.1"
 SELECTIVE_MODULES = ("core_attn",)
@@ -42,25 +42,12 @@ def core_config(plan: Plan) -> dict[str, Any]:
             "micro_batch_size": plan.strategy.micro_batch_size,
             "global_batch_size": plan.contract.global_batch_size,
             "sequence_length": plan.contract.sequence_length,
-            "train_steps": train_steps(plan),
+            "train_steps": planned_steps(plan.contract),
             "lr_warmup_steps": plan.contract.warmup_steps,
             "lr_decay_style": plan.contract.schedule,
             "seed": plan.contract.seed,
         },
     }
-
-
-def train_steps(plan: Plan) -> int:
-    """Optimizer steps of the contract, from its tokens where it gives no steps; 0 when only epochs are known."""
-    contract = plan.contract
-    if contract.total_steps:
-        return contract.total_steps
-    return math.ceil(contract.total_tokens / (1.0 * contract.global_batch_size * contract.sequence_length))
-
-
-def on_cpu(plan: Plan) -> bool:
-    """Whether the cluster has no GPUs."""
-    return plan.cluster.accelerator.architecture == "cpu"
 
 
 def _sizes(plan: Plan, section: str = "transformer") -> dict[str, Any]:
@@ -105,7 +92,7 @@ def _execution(plan: Plan) -> dict[str, Any]:
         execution |= {"recompute_granularity": "selective", "recompute_modules": list(SELECTIVE_MODULES)}
     if s.recompute == 2:
         execution |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-    if not on_cpu(plan):
+    if not plan.cluster.accelerator.is_cpu:
         model = plan.model
         execution |= {
             "bias_activation_fusion": model.gated_mlp,

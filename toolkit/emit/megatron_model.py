@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from toolkit.megatron_shapes import ACTIVATIONS, activation
+from toolkit.megatron_shapes import ACTIVATIONS, activation, padded_vocabulary
 from toolkit.model import ModelSpec
 from toolkit.pipeline_split import BOTH_ENDS, ENDS, HEAD, pipeline_split
 from toolkit.plan import Plan
 
-VOCABULARY_MULTIPLE = 128
 # what Mixtral and Qwen MoE train with when config.json says nothing (transformers 5.24.0 configuration classes)
 AUXILIARY_LOSS = 0.001
 
@@ -117,12 +116,6 @@ def uneven(plan: Plan) -> dict[str, Any]:
             "num_layers_in_last_pipeline_stage": split.last,
         }
     return {}
-
-
-def padded_vocabulary(vocab_size: int, tp: int) -> int:
-    """``ceil(V / (128 tp)) 128 tp``: rows of the embedding table, as Megatron-LM pads it."""
-    multiple = VOCABULARY_MULTIPLE * tp
-    return -(-vocab_size // multiple) * multiple
 
 
 def expert_layers(model: ModelSpec) -> int | list[int]:

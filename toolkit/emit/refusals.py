@@ -10,6 +10,7 @@ from toolkit.errors import Problems
 from toolkit.megatron_shapes import inexpressible
 from toolkit.pipeline_split import IMPOSSIBLE, pipeline_split
 from toolkit.plan import Plan
+from toolkit.recipe import CHOICES
 
 OPTIMIZERS = {
     "ddp": ("adamw", "adamw_8bit", "sgd"),
@@ -18,9 +19,7 @@ OPTIMIZERS = {
     "megatron": ("adamw", "sgd"),
 }
 
-PRECISIONS = ("bf16", "fp16", "fp32", "fp8")
 SUMS = ("default", "bf16", "fp32")
-SCHEDULES = ("cosine", "linear", "constant")
 COUNTS = ("tp", "pp", "cp", "ep", "etp", "dp", "virtual_pipeline_stages", "hpz")
 
 
@@ -35,9 +34,9 @@ def require_layout(problems: Problems, plan: Plan) -> None:
         if count < 1:
             problems.add(f"{name} is {count}", "it must be 1 or more")
     for name, value, known in (
-        ("precision", work.precision, PRECISIONS),
+        ("precision", work.precision, CHOICES["precision"]),
         ("gradient_accumulation_dtype", work.gradient_accumulation_dtype, SUMS),
-        ("schedule", plan.contract.schedule, SCHEDULES),
+        ("schedule", plan.contract.schedule, CHOICES["schedule"]),
     ):
         if value not in known:
             problems.add(f"{name} {value!r} is not known", f"use one of {', '.join(known)}")

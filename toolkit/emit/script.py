@@ -138,4 +138,4 @@ def limit_seconds(text: str) -> int:
 
 def gpus_per_node(plan: Plan) -> int:
     """GPUs that each node of the job needs; 0 where the work is done by processors."""
-    return 0 if plan.cluster.accelerator.architecture == "cpu" else plan.cluster.gpus_per_node
+    return 0 if plan.cluster.accelerator.is_cpu else plan.cluster.gpus_per_node

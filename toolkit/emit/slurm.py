@@ -105,7 +105,7 @@ def _refuse(problems: Problems, plan: Plan) -> None:
     known = ("gpus-per-node", "gres", "none")
     if site.gpu_request not in known:
         problems.add(f"gpu_request {site.gpu_request!r} is not one of {', '.join(known)}", "correct the site")
-    elif (site.gpu_request == "none") != (cluster.accelerator.architecture == "cpu"):
+    elif (site.gpu_request == "none") != cluster.accelerator.is_cpu:
         problems.add(
             f"gpu_request {site.gpu_request!r} on a cluster of {cluster.accelerator.name}",
             "machines without GPUs need gpu_request none, all others gpus-per-node or gres",

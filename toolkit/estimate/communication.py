@@ -21,7 +21,8 @@ from toolkit.estimate.collectives import (
     point_to_point_seconds,
     ring_bytes,
 )
-from toolkit.estimate.data_parallel import Traffic, data_traffic, value_bytes
+from toolkit.estimate.data_parallel import Traffic, data_traffic
+from toolkit.estimate.precision import value_bytes
 from toolkit.estimate.work import LayerWork, layer_work
 from toolkit.estimates import CommunicationEstimate
 from toolkit.model import ModelSpec

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from toolkit.deepspeed_defaults import MAX_LIVE_PARAMETERS
 from toolkit.equation import equation
 from toolkit.estimate.collectives import Fabric, all_gather_seconds, all_reduce_seconds, group, ring_bytes
+from toolkit.estimate.precision import value_bytes
 from toolkit.estimate.work import LayerWork
 from toolkit.numeric import Number, maximum, where
 from toolkit.strategy import Strategy
@@ -24,11 +25,6 @@ class Traffic(NamedTuple):
 
     sent: Number
     seconds: Number
-
-
-def value_bytes(workload: Workload) -> float:
-    """Bytes of an activation or a working parameter."""
-    return 4.0 if workload.precision == "fp32" else 2.0
 
 
 def gradient_bytes(workload: Workload, framework: str) -> float:
@@ -131,7 +127,7 @@ def _data_group(
     shard: Number,
 ) -> tuple[Number, Number, Number]:
     """Bytes, seconds and unhidable seconds for ``parameters`` per GPU reduced over one group of ranks."""
-    trained = 1.0 if workload.method == "full" else work.adapter_parameters / work.total_parameters
+    trained = work.trained_fraction
     if s.framework == "deepspeed":
         # its buckets (h^2 elements) and prefetches (0.9 h^2) hold about one matrix each; the others send whole layers
         layers = layers * work.kernels

@@ -39,7 +39,7 @@ def framework_bytes(context: float, workspace: float, buffers: Number, fragmenta
 
 def outside_model(accelerator: Accelerator, strategy: Strategy, calibration: Calibration, dynamic: Number) -> Number:
     """The framework part of an estimate; a CPU has neither context nor device buffers."""
-    if accelerator.architecture == "cpu":
+    if accelerator.is_cpu:
         return 0.0 * dynamic
     axes = communicators(strategy.tp, strategy.pp, strategy.cp, strategy.ep, strategy.dp)
     return framework_bytes(
@@ -60,7 +60,7 @@ def as_measured(
     in ``nvidia-smi``, or not stated) sees everything.
     """
     total = estimate.total_bytes
-    if accelerator.architecture == "cpu" or basis not in ("allocated", "reserved"):
+    if accelerator.is_cpu or basis not in ("allocated", "reserved"):
         return total
     axes = communicators(strategy.tp, strategy.pp, strategy.cp, strategy.ep, strategy.dp)
     outside = calibration["context_bytes"] + axes * calibration["communicator_bytes"]

@@ -12,7 +12,8 @@ from toolkit.calibration import Calibration
 from toolkit.cluster import ClusterSpec
 from toolkit.equation import equation
 from toolkit.estimate.layout import Tables, tables
-from toolkit.estimate.precision import state_precision
+from toolkit.estimate.memory_deepspeed import fullest_partition
+from toolkit.estimate.precision import state_precision, value_bytes
 from toolkit.estimates import HostMemoryEstimate
 from toolkit.model import ModelSpec
 from toolkit.numeric import Number, minimum, where
@@ -91,22 +92,24 @@ def _offload(workload: Workload, strategy: Strategy, calibration: Calibration, t
     per_parameter = precision.optimizer_states + 4.0 + (value if strategy.framework == "fsdp" else value + 4.0)
     parameters_too = where(strategy.offload == 2, value * total / world, 0.0)
     largest = minimum(1.0 * table.counted.largest_tensor, trained)
-    kept = value * minimum(trained, trained / world + table.counted.largest_tensor)
-    accumulating = (strategy.zero_stage < 3) & (strategy.gradient_accumulation_steps > 1)
+    accumulated: Number = 0.0
+    if strategy.framework == "deepspeed":  # gradients of whole tensors wait on the host for the next micro batch
+        waiting = (strategy.zero_stage < 3) & (strategy.gradient_accumulation_steps > 1)
+        accumulated = where(waiting, value * fullest_partition(trained, world, 1.0 * table.counted.largest_tensor), 0.0)
     states = offload_bytes(
         ranks,
         trained / world,
         per_parameter,
         calibration["pinned_overhead"],
         value * largest + parameters_too * calibration["pinned_overhead"],
-        where(accumulating, kept, 0.0),
+        accumulated,
     )
     return where(strategy.offload > 0, states, 0.0)
 
 
 def _loading(workload: Workload, strategy: Strategy, table: Tables, ranks: float) -> Number:
     total = 1.0 * table.counted.total
-    value = 4.0 if workload.precision == "fp32" else 2.0
+    value = value_bytes(workload)
     if strategy.framework == "megatron":  # built on the device; a rank stages its own part of a checkpoint
         part = total / (1.0 * strategy.tp * strategy.pp)
         over = where(strategy.zero_stage > 0, 1.0 * strategy.dp * strategy.cp, 1.0)

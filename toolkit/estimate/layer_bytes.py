@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from toolkit.estimate import layer_activations as leaf
+from toolkit.estimate.precision import value_bytes
 from toolkit.model import ModelSpec
 from toolkit.workload import Workload
 
@@ -33,7 +34,6 @@ WIDE_NORMS = (
     "qwen3_next",
 )
 PARALLEL_NORMS = ("gpt_neox", "falcon")
-COMPUTE_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 2.0, "fp32": 4.0}
 
 
 class LayerBytes(NamedTuple):
@@ -73,7 +73,7 @@ class Kernels(NamedTuple):
 
 def kernels(model: ModelSpec, workload: Workload, framework: str) -> Kernels:
     """The coefficients for a framework: fused for Megatron, eager for the others."""
-    b = COMPUTE_BYTES[workload.precision]
+    b = value_bytes(workload)
     if framework == "megatron":
         inputs = 1.0 if workload.precision == "fp8" else b
         return Kernels(b, b, inputs, b, b, False, 2.0 * b + inputs, b + inputs, b, False, False, inputs / b)

@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 from toolkit.calibration import Calibration
 from toolkit.equation import equation
-from toolkit.estimate.data_parallel import value_bytes
 from toolkit.estimate.matmul import Rates, matmul_seconds, memory_seconds
-from toolkit.estimate.precision import state_precision
+from toolkit.estimate.precision import state_precision, value_bytes
 from toolkit.estimate.work import LayerWork
 from toolkit.numeric import Number, maximum, where
 from toolkit.strategy import Strategy

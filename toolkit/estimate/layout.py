@@ -13,12 +13,13 @@ from typing import NamedTuple
 
 import msgspec
 
+from toolkit import megatron_shapes
 from toolkit.equation import equation, tracing
 from toolkit.estimate.layer_bytes import LayerBytes, checkpoint_bytes, layer_bytes, selective_bytes
 from toolkit.estimate.matrices import matrices
 from toolkit.estimate.parameters import ModelParameters, count_parameters, lora_parameters
 from toolkit.model import ModelSpec
-from toolkit.numeric import Number, ceil_div, holds_anywhere, maximum, minimum, take, where
+from toolkit.numeric import Number, holds_anywhere, maximum, minimum, take, where
 from toolkit.pipeline_split import EVEN, PipelineSplit, pipeline_split
 from toolkit.strategy import Strategy
 from toolkit.workload import Workload
@@ -135,7 +136,7 @@ def padded_vocabulary(vocab_size: int, framework: str, tp: Number) -> Number:
 
     Source: ``make_vocab_size_divisible_by`` of Megatron-LM.
     """
-    return ceil_div(vocab_size, 128 * tp) * 128 * tp if framework == "megatron" else vocab_size
+    return megatron_shapes.padded_vocabulary(vocab_size, tp) if framework == "megatron" else vocab_size
 
 
 def _first(strategy: Strategy, table: Tables, split: PipelineSplit) -> Stage:

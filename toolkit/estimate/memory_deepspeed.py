@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from toolkit import deepspeed_defaults as defaults
 from toolkit.equation import equation
+from toolkit.estimate.precision import NF4_BYTES
 from toolkit.estimate.states import Share, States
 from toolkit.model import ModelSpec
 from toolkit.numeric import Number, maximum, minimum, where
@@ -140,8 +141,6 @@ def deepspeed_states(
 
 
 def _frozen_bytes(share: Share, value: float, ranks: Number) -> Number:
-    from toolkit.estimate.precision import NF4_BYTES
-
     return shared_bytes(share.frozen - share.packed, value, ranks) + shared_bytes(share.packed, NF4_BYTES, ranks)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from toolkit.equation import equation
+from toolkit.estimate.precision import value_bytes
 from toolkit.estimate.states import Share, States
 from toolkit.model import ModelSpec
 from toolkit.numeric import Number, where
@@ -38,7 +39,7 @@ def megatron_states(
     states = precision.master + precision.optimizer_states
     # activations in transit between stages: one received, one sent
     tokens = 1.0 * strategy.micro_batch_size * workload.sequence_length / strategy.cp
-    width = (4.0 if workload.precision == "fp32" else 2.0) * model.hidden_size
+    width = value_bytes(workload) * model.hidden_size
     sigma = where(strategy.sequence_parallel > 0, strategy.tp, 1)
     transit = where(strategy.pp > 1, 2.0, 0.0) * tokens * width / sigma
     # half gradients are copied to float32, shard by shard, for the step

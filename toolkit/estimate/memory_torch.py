@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from toolkit.equation import equation
-from toolkit.estimate.precision import HALF, NF4_BYTES
+from toolkit.estimate.precision import NF4_BYTES, value_bytes
 from toolkit.estimate.states import Share, States
 from toolkit.model import ModelSpec
 from toolkit.numeric import Number, maximum, where
@@ -35,9 +35,9 @@ def ddp_states(model: ModelSpec, workload: Workload, strategy: Strategy, share: 
     one rank there are no buckets. The fused AdamW of transformers 5.24 has no temporaries.
     """
     trained = share.trained + share.experts
-    half = workload.precision in HALF
-    base = (2.0 if half else 4.0) * (share.frozen - share.packed) + NF4_BYTES * share.packed
-    casts = autocast_bytes(maximum(trained - share.small, 0.0)) if half else 0.0
+    value = value_bytes(workload)
+    base = value * (share.frozen - share.packed) + NF4_BYTES * share.packed
+    casts = autocast_bytes(maximum(trained - share.small, 0.0)) if value < precision.parameters else 0.0
     gradients = precision.gradients * trained
     return States(
         parameters=precision.parameters * trained + base + casts,
@@ -60,7 +60,7 @@ def fsdp_states(model: ModelSpec, workload: Workload, strategy: Strategy, share:
     """
     ranks = 1.0 * strategy.dp_shard * strategy.cp
     trained = share.trained + share.experts
-    value = 2.0 if workload.precision in HALF else 4.0
+    value = value_bytes(workload)
     base = value * (share.frozen - share.packed) + NF4_BYTES * share.packed
     gradients = precision.gradients * trained / ranks
     frozen_share = share.frozen / (trained + share.frozen)

@@ -25,6 +25,11 @@ HALF = ("bf16", "fp16", "fp8")
 NF4_BYTES = 4.127 / 8  # QLoRA, arXiv 2305.14314: 4 bits and 0.127 bits of double-quantised scales
 
 
+def value_bytes(workload: Workload) -> float:
+    """Bytes of an activation or a working parameter: fp8 products too leave 16-bit values."""
+    return 4.0 if workload.precision == "fp32" else 2.0
+
+
 def state_precision(workload: Workload, framework: str, matrix_share: float = 1.0) -> Precision:
     """Bytes per trained parameter. ``matrix_share`` is the fraction of parameters that Muon orthogonalises.
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from toolkit.calibration import Calibration
 from toolkit.cluster import ClusterSpec
 from toolkit.equation import equation
-from toolkit.estimate.data_parallel import dense_parameters, value_bytes
+from toolkit.estimate.data_parallel import dense_parameters
 from toolkit.estimate.matmul import Rates
-from toolkit.estimate.precision import state_precision
+from toolkit.estimate.precision import state_precision, value_bytes
 from toolkit.estimate.work import LayerWork
 from toolkit.numeric import Number, maximum, minimum, where
 from toolkit.strategy import Strategy
@@ -67,8 +67,7 @@ def update_seconds(
     micro: Number,
 ) -> tuple[Number, Number, Number]:
     """Seconds of the update, of copies that wait for it, and of copies that may hide."""
-    trained = 1.0 if workload.method == "full" else work.adapter_parameters / work.total_parameters
-    held, updated = updated, updated * trained
+    held, updated = updated, updated * work.trained_fraction
     each = value_bytes(workload)
     state = state_precision(workload, s.framework)
     moved = 2.0 * (state.optimizer_states + state.master + state.parameters) + state.gradients

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from toolkit.numeric import Number, where
 
-VERDICTS = ("fits", "tight", "no")
 COMFORT = 0.92  # an estimate below this share of the card is called a fit
 
 

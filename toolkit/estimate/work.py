@@ -50,8 +50,8 @@ class LayerWork(msgspec.Struct, frozen=True, kw_only=True):
     embedding_parameters: float
     head_parameters: float
     other_parameters: float
-    adapter_parameters: float
     total_parameters: float
+    trained_fraction: float  # 1 unless adapters alone are trained
 
 
 def layer_work(model: ModelSpec, workload: Workload) -> LayerWork:
@@ -110,6 +110,6 @@ def layer_work(model: ModelSpec, workload: Workload) -> LayerWork:
         embedding_parameters=float(parameters.embedding + parameters.positions),
         head_parameters=float(parameters.head),
         other_parameters=float(sum(parameters.other.values()) + parameters.final_norm),
-        adapter_parameters=float(adapter_parameters(model, workload)),
         total_parameters=float(parameters.total),
+        trained_fraction=1.0 if workload.method == "full" else adapter_parameters(model, workload) / parameters.total,
     )

@@ -133,9 +133,8 @@ def step_parts(out: Console, plan: Plan) -> None:
             style="bold",
         )
     )
-    for name in step.__struct_fields__:
-        value = getattr(step, name)
-        if name.endswith("_seconds") and not name.startswith(("lower", "upper")) and value > 0:
+    for name, value in step.parts.items():
+        if value > 0:
             label = name.removesuffix("_seconds").replace("_", " ")
             out.print(f"  {label:24}{format_seconds(value):>12}  {value / step.seconds:6.1%}", markup=False)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from math import lcm
-
 from toolkit.estimate.flop import forward_flop_per_token
 from toolkit.estimate.layout import padded_vocabulary
 from toolkit.estimates import MemoryEstimate
+from toolkit.search.constraints import sequence_multiple
 from toolkit.search.planner import Choice
 from toolkit.search.request import Request
 from toolkit.strategy import Strategy
@@ -111,21 +110,17 @@ def _vocabulary(request: Request, strategy: Strategy) -> str:
 def _packing(strategy: Strategy) -> str:
     if strategy.cp == 1:
         return ""
-    if strategy.sequence_parallel:
-        multiple, why = strategy.cp * lcm(2, strategy.tp), f"cp {strategy.cp} x lcm(2, tp {strategy.tp})"
-    else:
-        multiple, why = 2 * strategy.cp, f"2 x cp {strategy.cp}"
-    return f"each packed sample must be padded to a multiple of {multiple} tokens ({why})"
+    why = f"cp {strategy.cp} x lcm(2, tp {strategy.tp})" if strategy.sequence_parallel else f"2 x cp {strategy.cp}"
+    return f"each packed sample must be padded to a multiple of {sequence_multiple(strategy)} tokens ({why})"
 
 
 def _waiting(choice: Choice) -> str:
     step = choice.estimate.step
     if step.mfu >= LITTLE_USE:
         return ""
-    names = [n for n in step.__struct_fields__ if n.endswith("_seconds") and not n.startswith(("lower", "upper"))]
-    largest = sorted(names, key=lambda name: -getattr(step, name))[:2]
+    largest = sorted(step.parts.items(), key=lambda part: -part[1])[:2]
     shares = _and(
-        [f"{n.removesuffix('_seconds').replace('_', ' ')} {getattr(step, n) / step.seconds:.0%}" for n in largest]
+        [f"{name.removesuffix('_seconds').replace('_', ' ')} {value / step.seconds:.0%}" for name, value in largest]
     )
     if not choice.strategy.offload:
         return f"MFU is {step.mfu:.1%} ({shares} of the step): fewer GPUs or a larger global batch would waste less"

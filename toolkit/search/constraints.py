@@ -126,9 +126,13 @@ def _vpp_choices(model: ModelSpec, pp: int) -> list[int]:
     return divisors(layers // pp) if pp > 1 and layers % pp == 0 else [1]
 
 
+def sequence_multiple(strategy: Strategy) -> int:
+    """Tokens that a (packed) sequence must be a multiple of: two chunks for each of cp ranks, whole ones for tp."""
+    return strategy.cp * (lcm(2, strategy.tp) if strategy.sequence_parallel else 2)
+
+
 def _fill(text: str, request: Request, strategy: Strategy) -> str:
     s = strategy
-    multiple = s.cp * lcm(2, s.tp) if s.sequence_parallel else 2 * s.cp
     return text.format(
         m=request.model,
         c=request.cluster,
@@ -140,5 +144,5 @@ def _fill(text: str, request: Request, strategy: Strategy) -> str:
         batch_product=s.micro_batch_size * s.dp * s.gradient_accumulation_steps,
         tp_choices=", ".join(map(str, _tp_choices(request.model))),
         vpp_choices=", ".join(map(str, _vpp_choices(request.model, s.pp))),
-        sequence_multiple=multiple,
+        sequence_multiple=sequence_multiple(s),
     )

@@ -17,10 +17,10 @@ from toolkit.search.constraints import broken, violated
 from toolkit.search.crossing import grow
 from toolkit.search.planner import Choice, least_memory, search
 from toolkit.search.request import Request
-from toolkit.strategy import OFFLOAD, RECOMPUTE, Strategy, describe
+from toolkit.strategy import Strategy, describe, value_in_words
 from toolkit.units import format_bytes
 
-MOST_GPUS = 65536
+MOST_GPUS_TRIED = 65536  # larger clusters are no advice
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def _more_gpus(ways: list[Way], request: Request, calibration: Calibration, larg
 def _more_nodes(cluster: ClusterSpec) -> Iterator[ClusterSpec]:
     """The same kind of nodes, twice as many, four times, ..."""
     factor = 2
-    while cluster.num_gpus * factor <= MOST_GPUS:
+    while cluster.num_gpus * factor <= MOST_GPUS_TRIED:
         yield msgspec.structs.replace(cluster, nodes=cluster.nodes * factor)
         factor *= 2
 
@@ -162,5 +162,4 @@ def _option(pin: str, value: int) -> str:
         "gradient_accumulation_steps": "accumulation",
         "virtual_pipeline_stages": "vpp",
     }
-    words = {"recompute": RECOMPUTE, "offload": OFFLOAD}.get(pin)
-    return f"--{names.get(pin, pin).replace('_', '-')} {words[value] if words else value}"
+    return f"--{names.get(pin, pin).replace('_', '-')} {value_in_words(pin, value)}"

@@ -17,8 +17,8 @@ from toolkit.estimate.evaluate import evaluate
 from toolkit.estimate.host import host_memory
 from toolkit.estimate.memory import memory
 from toolkit.estimate.step import step
-from toolkit.estimate.verdict import VERDICTS, verdict
-from toolkit.estimates import Estimate
+from toolkit.estimate.verdict import verdict
+from toolkit.estimates import VERDICTS, Estimate
 from toolkit.search import rank
 from toolkit.search.candidates import spaces
 from toolkit.search.constraints import HOST_MEMORY, MEMORY, Sieve

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from toolkit.estimate.verdict import VERDICTS
+from toolkit.estimates import VERDICTS
 from toolkit.numeric import where
 from toolkit.search.candidates import divisors
 from toolkit.search.request import Request

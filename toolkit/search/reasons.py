@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from toolkit.estimate.verdict import VERDICTS
+from toolkit.estimates import VERDICTS
 from toolkit.search.planner import Block, Choice, SearchResult
 from toolkit.search.rank import RUNGS, Rung, price, rung
 from toolkit.search.request import Request
-from toolkit.strategy import OFFLOAD, RECOMPUTE, Strategy, describe
+from toolkit.strategy import Strategy, describe, value_in_words
 from toolkit.units import format_bytes, format_seconds
 
 # field of Strategy, what the choice is called, the value that means "without it"
@@ -36,16 +36,13 @@ def reasons(request: Request, result: SearchResult, choice: Choice) -> tuple[str
     for field, words, absent in _CHOICES:
         value = getattr(choice.strategy, field)
         if value != absent and field not in request.pins:
-            named = {"recompute": RECOMPUTE, "offload": OFFLOAD}.get(field)
-            named_words = words.format(value=named[value] if named else value)
-            said.append(_against(request, result, choice, field, absent, named_words))
-    said += [f"{_pinned(field, value)} is pinned by the request" for field, value in sorted(request.pins.items())]
+            named = words.format(value=value_in_words(field, value))
+            said.append(_against(request, result, choice, field, absent, named))
+    said += [
+        f"{field.replace('_', ' ')} {value_in_words(field, value)} is pinned by the request"
+        for field, value in sorted(request.pins.items())
+    ]
     return tuple(said)
-
-
-def _pinned(field: str, value: int) -> str:
-    named = {"recompute": RECOMPUTE, "offload": OFFLOAD}.get(field)
-    return f"{field.replace('_', ' ')} {named[value] if named else value}"
 
 
 def _ladder_reason(result: SearchResult, choice: Choice) -> str:

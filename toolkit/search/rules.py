@@ -14,11 +14,11 @@ from toolkit.cluster import ClusterSpec
 from toolkit.megatron_shapes import inexpressible
 from toolkit.model import ModelSpec
 from toolkit.pipeline_split import IMPOSSIBLE, pipeline_split
-from toolkit.strategy import Strategy
+from toolkit.strategy import FRAMEWORKS, Strategy
 from toolkit.workload import Workload
 
 Predicate = Callable[[ModelSpec, ClusterSpec, Workload, Strategy], Any]
-ALL = ("ddp", "deepspeed", "fsdp", "megatron")
+ALL = FRAMEWORKS
 DATA_PARALLEL = ("ddp", "deepspeed", "fsdp")
 
 
