@@ -38,6 +38,12 @@ def test_the_json_has_the_stable_names(document: dict) -> None:
     assert plan["strategy"]["recompute"] in {"none", "selective", "full"}
 
 
+def test_a_plan_says_which_efficiency_nobody_measured(document: dict) -> None:
+    assert "attention efficiency of h100-sxm5-80gb is assumed" in document["assumptions"]
+    measured = json.loads(toolkit(*PLAN, "--accelerator", "a100-80gb", "--json").stdout)["assumptions"]
+    assert not any("efficiency" in sentence for sentence in measured)
+
+
 def test_the_parts_of_memory_are_its_total(document: dict) -> None:
     for plan in document["plans"]:
         memory = plan["memory"]

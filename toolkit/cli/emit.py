@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from toolkit.errors import Problems, ToolkitError
+from toolkit.errors import Problems
 
 if TYPE_CHECKING:
     from toolkit.plan import Plan
@@ -24,16 +24,10 @@ def command(plan_file: str, out: str, force: bool, as_json: bool) -> None:
     DeepSpeed JSON, accelerate YAML or Megatron files, a torchrun script, a Slurm batch script, and the
     commands to start them (COMMANDS.txt). Give --force to write over the plan's own directory.
     """
-    from toolkit import plan as plans
-    from toolkit.cli.files import write_files
+    from toolkit.cli.files import read_plan, write_files
     from toolkit.emit.bundle import bundle
-    from toolkit.registry.files import contents
 
-    try:
-        text = contents(plan_file)
-    except (OSError, ValueError) as error:
-        raise ToolkitError(f"cannot read {plan_file!r}: {error}", remedy="make it with toolkit plan --out") from error
-    plan = plans.load(text, plan_file)
+    plan = read_plan(plan_file)
     # absolute, so that the job finds its files from whatever directory it is submitted in
     files = bundle(plan, str(Path(out).absolute()))
     _require_rules(plan)

@@ -1,14 +1,30 @@
-"""Writing what a command produced: all files or none, nothing overwritten unasked."""
+"""Files of commands: a plan.json is read, and what was produced is written, all of it or nothing."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from toolkit.errors import Problems, ToolkitError
 
+if TYPE_CHECKING:
+    from toolkit.plan import Plan
+
 SCRIPTS = (".sh", ".sbatch")
+
+
+def read_plan(path: str) -> Plan:
+    """The plan in a ``plan.json``; raises ToolkitError for a file that cannot be read or holds none."""
+    from toolkit import plan as plans
+    from toolkit.registry.files import contents
+
+    try:
+        text = contents(path)
+    except (OSError, ValueError) as error:
+        raise ToolkitError(f"cannot read {path!r}: {error}", remedy="make it with toolkit plan --out") from error
+    return plans.load(text, path)
 
 
 def write_files(directory: str | Path, files: dict[str, str], force: bool = False) -> list[Path]:

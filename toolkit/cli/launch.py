@@ -65,9 +65,6 @@ def command(what: str, program_arguments: tuple[str, ...], **options: Any) -> No
 
 def _plan(what: str, options: dict[str, Any]) -> tuple[Plan, Path]:
     """The plan that is meant, and the absolute folder for its files."""
-    from toolkit import plan as plans
-    from toolkit.registry.files import contents
-
     if what.endswith(".json"):
         given = [name for name in ("gpus", "cluster", "accelerator", "gpus_per_node") if options[name]]
         if given:
@@ -75,11 +72,9 @@ def _plan(what: str, options: dict[str, Any]) -> tuple[Plan, Path]:
                 f"{what} is a plan already, --{given[0].replace('_', '-')} would need another one",
                 remedy="leave it out, or give the recipe's name",
             )
-        try:
-            text = contents(what)
-        except (OSError, ValueError) as error:
-            raise ToolkitError(f"cannot read {what!r}: {error}", remedy="make it with toolkit plan --out") from error
-        return plans.load(text, what), Path(options["out"] or Path(what).parent).absolute()
+        from toolkit.cli.files import read_plan
+
+        return read_plan(what), Path(options["out"] or Path(what).parent).absolute()
     from toolkit.cli.plan import no_plan, plan
     from toolkit.cli.request import build
 

@@ -55,6 +55,7 @@ def build(options: dict[str, Any]) -> Asked:
     """Look everything up; raises ToolkitError with all problems of the options together."""
     from toolkit.registry.calibrations import load_calibration
     from toolkit.registry.clusters import resolve_cluster
+    from toolkit.registry.efficiency import assumptions
 
     said: list[str] = []
     recipe = model = cluster = calibration = None
@@ -75,7 +76,7 @@ def build(options: dict[str, Any]) -> Asked:
                     accelerator=options.get("accelerator"),
                     gpus_per_node=options.get("gpus_per_node"),
                 )
-                said += cluster.notes
+                said += (*cluster.notes, *assumptions(cluster))
             except ToolkitError as error:
                 problems.absorb(error)
         try:
