@@ -1,4 +1,4 @@
-"""Numbered equations: code and docs/maths.md hold the same set, and a trace records values."""
+"""Numbered equations: code and docs/maths.md hold the same set and text, and a trace records values."""
 
 import importlib
 import pkgutil
@@ -20,6 +20,24 @@ def test_every_equation_is_in_the_document_and_the_other_way_round() -> None:
     load_all()
     written = set(re.findall(r"^\|?\s*\**\[?([PAMFCT]\d+[a-z]?)\]?\**", MATHS.read_text(), flags=re.M))
     assert set(EQUATIONS) == written
+
+
+def plain(text: str) -> str:
+    """An equation without what the code and the document write differently: products, blanks, Greek letters."""
+    for sign, word in (("σ", "sigma"), ("φ", "phi"), ("Σ", "sum")):
+        text = text.replace(sign, word)
+    return re.sub(r"[\s*·]", "", text)
+
+
+def test_the_document_writes_each_equation_as_the_code_does() -> None:
+    load_all()
+    rows = dict(re.findall(r"^\| ([PAMFCT]\d+) \| (.*?) \|", MATHS.read_text(), flags=re.M))
+    different = {
+        anchor: (function.equation, rows[anchor])  # type: ignore[attr-defined]
+        for anchor, function in EQUATIONS.items()
+        if plain(function.equation) not in map(plain, re.findall(r"`([^`]*)`", rows[anchor]))  # type: ignore[attr-defined]
+    }
+    assert different == {}
 
 
 def test_every_equation_has_a_source() -> None:

@@ -81,7 +81,7 @@ def vocabulary_parallel_logits_bytes(tokens: Number, vocabulary: Number, bytes_p
     return tokens * vocabulary * (bytes_per_value + 4.0) / tp
 
 
-@equation("A14", "T*10*min(h, V)")
+@equation("A14", "10*T*min(h, V)")
 def chunked_logits_bytes(tokens: Number, hidden_size: int, vocabulary: Number) -> Number:
     """Fused linear cross entropy: chunks of ``h / V`` of the tokens. Source: Liger kernel, arXiv 2410.10989."""
     return tokens * 10.0 * minimum(1.0 * vocabulary, hidden_size)

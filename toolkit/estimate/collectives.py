@@ -22,6 +22,8 @@ from toolkit.registry.efficiency import FabricCurve, fabric_curve
 # log2 as a piecewise linear curve: exact at powers of two, equal for scalars and columns
 _POWERS = tuple(float(2**i) for i in range(21))
 _LOGS = tuple(float(i) for i in range(21))
+# Of a start across domains, for each domain that an all-to-all sends to: sends overlap, assumed
+START_OF_A_PEER = 0.1
 
 
 class Fabric(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +69,7 @@ def group(fabric: Fabric, size: Number, stride: Number) -> Group:
     return Group(size=size, inside=inside, domains=ceil_div(size, inside))
 
 
-@equation("C1", "where(domains > 1, min(B_in where k > 1, k*B_out), B_in)")
+@equation("C1", "B_in; across domains min(B_in, k*B_out), k*B_out where k = 1")
 def group_bandwidth(members: Number, domains: Number, inside: Number, outside: Number) -> Number:
     """Bytes/s per GPU of a ring: the fast link, or the network cards of the ``k`` members in a domain.
 
@@ -78,7 +80,7 @@ def group_bandwidth(members: Number, domains: Number, inside: Number, outside: N
     return where(domains > 1, across, inside)
 
 
-@equation("C2", "start + (n - domains)*hop_in + where(domains > 1, domains*hop_out, 0)")
+@equation("C2", "start + (n - domains)*hop_in + [domains > 1]*domains*hop_out")
 def ring_latency(size: Number, domains: Number, start: float, hop_inside: float, hop_outside: float) -> Number:
     """Seconds that a ring of ``n`` takes for an empty message: one hop per member, some across domains.
 
@@ -96,7 +98,7 @@ def ring_bytes(size: Number, message: Number) -> Number:
     return (size - 1.0) / size * message
 
 
-@equation("C4", "bytes/B + latency, 0 for a group of one")
+@equation("C4", "[n > 1]*(sent/B + latency)")
 def transfer_seconds(size: Number, sent: Number, bandwidth: Number, latency: Number) -> Number:
     """Latency plus bytes over bandwidth (alpha-beta model, Hockney 1994).
 
@@ -114,7 +116,7 @@ def tree_latency(inside: Number, domains: Number, start: float, hop_inside: floa
     return 2.0 * (start + (inside - 1.0) * hop_inside + interpolate(domains, _POWERS, _LOGS) * hop_outside)
 
 
-@equation("C6", "max((k - 1)/n*S/B_in, (n - k)/n*S/B_out) + start + (n - 1)*hop")
+@equation("C6", "[n > 1]*(max((k - 1)/n*S/B_in, (n - k)/n*S/B_out) + latency)")
 def all_to_all(
     size: Number, inside: Number, message: Number, bandwidth_in: Number, bandwidth_out: float, latency: Number
 ) -> Number:
@@ -175,14 +177,14 @@ def all_reduce_seconds(fabric: Fabric, where_: Group, message: Number) -> Number
 
 def all_to_all_seconds(fabric: Fabric, where_: Group, message: Number) -> Number:
     """All-to-all in which each GPU holds ``message`` bytes, spread evenly over the group (C6)."""
-    latency = _start(fabric) + where(where_.domains > 1, where_.domains * fabric.outside.start_seconds * 0.1, 0.0)
+    peers = where(where_.domains > 1, where_.domains * fabric.outside.start_seconds * START_OF_A_PEER, 0.0)
     return all_to_all(
         where_.size,
         where_.inside,
         message,
         _inside(fabric, where_.inside, fabric.inside.all_to_all_fraction),
         fabric.outside_bandwidth * fabric.outside.all_to_all_fraction,
-        latency,
+        _start(fabric) + peers,
     )
 
 

@@ -40,7 +40,7 @@ def activation_message(micro_batch: Number, sequence: float, cp: Number, hidden:
     return 1.0 * micro_batch * sequence / cp * hidden * bytes_each
 
 
-@equation("C9", "m*(passes*(1 + dense_mlps + expert_mlps*(etp > 1))*layers + 2)")
+@equation("C9", "m*(passes*(1 + dense_mlps + expert_mlps*[etp > 1])*layers + 2)")
 def tensor_collectives(
     micro_batches: Number, layers: Number, passes: Number, attention_and_dense: float, expert_mlps: Number
 ) -> Number:
@@ -71,7 +71,7 @@ def expert_message(tokens_bytes: Number, experts_per_token: float, etp: Number, 
     return tokens_bytes * experts_per_token * etp / tp
 
 
-@equation("C12", "2*m*v where p > 1")
+@equation("C12", "[p > 1]*2*m*v")
 def pipeline_messages(micro_batches: Number, virtual: Number, pipeline: Number) -> Number:
     """Activations forward and gradients backward over each stage boundary; interleaving multiplies by ``v``.
 

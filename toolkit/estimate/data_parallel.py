@@ -41,7 +41,7 @@ def gradient_bytes(workload: Workload, framework: str) -> float:
     return 4.0 if framework in ("megatron", "ddp") else 2.0
 
 
-@equation("C13", "layers*(sharded/tp + replicated) + embedding/tp + other")
+@equation("C13", "layers*(sharded/tp + replicated) + ends/tp + other")
 def dense_parameters_per_gpu(
     layers: Number, sharded: float, replicated: float, ends: Number, tp: Number, other: float
 ) -> Number:
@@ -66,7 +66,7 @@ def zero_step(
     return where(stage == 3, micro_batches * (gather + again + scatter), partitioned)
 
 
-@equation("C15", "m*(where(stage >= 3, 2, 1)*G + S + R_across)")
+@equation("C15", "m*((1 + [stage 3])*G + S + R_across)")
 def fsdp_step(stage: Number, micro_batches: Number, gather: Number, scatter: Number, across: Number) -> Number:
     """FSDP: gathers ``G`` for forward and backward and scatters ``S`` inside a shard group after every micro batch.
 
@@ -78,7 +78,7 @@ def fsdp_step(stage: Number, micro_batches: Number, gather: Number, scatter: Num
     return micro_batches * (where(stage >= 3, 2.0, 1.0) * gather + scatter + across)
 
 
-@equation("C16", "where(stage > 0, S + G, R)")
+@equation("C16", "R; with the distributed optimizer S + G")
 def megatron_step(stage: Number, reduce: Number, gather: Number, scatter: Number) -> Number:
     """Megatron: one all-reduce of gradients, or scatter and gather with the distributed optimizer.
 

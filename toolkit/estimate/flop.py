@@ -105,7 +105,7 @@ def adapter_training_flop(base: Number, adapter: Number, attention: Number) -> N
     return 2.0 * base + 3.0 * adapter + 3.0 * attention
 
 
-@equation("F7", "where(full, F_layers, where(selective, F_attention, 0))")
+@equation("F7", "[full]*F_layers + [selective]*F_attention")
 def recomputed_flop(recompute: Number, layers: Number, attention: Number) -> Number:
     """Forward FLOP done again: all layers (not the head) when full, the attention core when selective.
 

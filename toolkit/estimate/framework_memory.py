@@ -10,7 +10,7 @@ from toolkit.numeric import Number, where
 from toolkit.strategy import Strategy
 
 
-@equation("M11", "1 + [tp>1] + [pp>1] + [cp>1] + [ep>1] + [dp>1]")
+@equation("M11", "1 + [tp > 1] + [pp > 1] + [cp > 1] + [ep > 1] + [dp > 1]")
 def communicators(tp: Number, pp: Number, cp: Number, ep: Number, dp: Number) -> Number:
     """Communicators that allocate buffers on a rank: one for all ranks and one for each axis in use.
 

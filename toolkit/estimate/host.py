@@ -32,7 +32,7 @@ def process_bytes(ranks: float, bytes_per_process: float) -> float:
     return ranks * bytes_per_process
 
 
-@equation("M17", "r*(P/W*(b + 4 + 4 + s + [params]*b)*pin + b*n_max + [stage 2, m>1]*b*G_r)")
+@equation("M17", "r*(P/W*(b + 4 + 4 + s + [parameters]*b)*pin + b*n_max + [m > 1, stage < 3]*b*G_r)")
 def offload_bytes(
     ranks: float,
     shard: Number,
@@ -58,7 +58,7 @@ def replicated_loading_bytes(ranks: float, parameters: Number, bytes_per_value: 
     return ranks * parameters * bytes_per_value
 
 
-@equation("M19", "P*b_1 + r*min(P*b, shard)")
+@equation("M19", "P*b_1 + r*min(P*b, file)")
 def sharded_loading_bytes(
     ranks: float, parameters: Number, first_rank: float, bytes_per_value: float, shard: float
 ) -> Number:

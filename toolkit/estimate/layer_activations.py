@@ -66,7 +66,7 @@ def mlp_bytes(bytes_per_width: float, width: int) -> float:
     return bytes_per_width * width
 
 
-@equation("A6", "t*(c*b*h + k_mlp*f_e + 4)")
+@equation("A6", "dispatched t*c*b*h, inside t*(k_mlp*f_e + 4)")
 def routed_bytes(
     experts_per_token: int, copies: float, bytes_per_value: float, hidden_size: int, bytes_per_width: float, width: int
 ) -> tuple[float, float]:
@@ -79,7 +79,7 @@ def routed_bytes(
     return dispatched, experts_per_token * (bytes_per_width * width + 4.0)
 
 
-@equation("A7", "b*(2*H*(d_n + d_r) + 2*H*d_v) sharded, b*(r_q + r_kv + d_r) + k_norm*(r_q + r_kv) replicated")
+@equation("A7", "sharded b*(2*H*(d_n + d_r) + 2*H*d_v), replicated b*(r_q + r_kv + d_r) + k_norm*(r_q + r_kv)")
 def latent_attention_bytes(
     bytes_per_value: float,
     bytes_per_norm: float,
@@ -99,7 +99,7 @@ def latent_attention_bytes(
     return latents * (bytes_per_value + bytes_per_norm) + bytes_per_value * rope_dim, sharded
 
 
-@equation("A8", "b*(2*i + 2*G*N + n) + b*(i + 2*G*N) + b*3*i + 4*i*N/256")
+@equation("A8", "b*(6*i + 4*G*N + n) + 4*i*N/256")
 def state_space_bytes(bytes_per_value: float, inner: int, groups: int, state: int, heads: int) -> float:
     """A Mamba or Mamba-2 mixer with its fused kernels: projection, convolution, scan, gate. Approximate.
 
@@ -111,7 +111,7 @@ def state_space_bytes(bytes_per_value: float, inner: int, groups: int, state: in
     return projected + bytes_per_value * (inner + selected) + bytes_per_value * 3.0 * inner + 4.0 * inner * state / 256
 
 
-@equation("A9", "b*2*(2*q + v) + b*3*v")
+@equation("A9", "b*(4*q + 5*v)")
 def delta_rule_bytes(bytes_per_value: float, keys: int, values: int) -> float:
     """Gated delta rule: queries, keys and values before and after the convolution; gate, result, norm. Approximate.
 

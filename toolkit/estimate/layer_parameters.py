@@ -90,7 +90,7 @@ def router(hidden_size: int, number: int, bias: bool, shared_gate: bool) -> int:
     return hidden_size * number + bias * number + shared_gate * hidden_size
 
 
-@equation("P10", "h*2*i + i*k + conv_bias*i + i*(R + 2*N) + R*i + i + i*N + i + i*h + proj_bias*(2*i + h)")
+@equation("P10", "3*h*i + i*(k + conv_bias) + i*(R + 2*N) + R*i + i + i*N + i + proj_bias*(2*i + h)")
 def mamba_sharded(
     hidden_size: int, inner: int, state: int, kernel: int, rank: int, conv_bias: bool, proj_bias: bool
 ) -> int:
@@ -148,7 +148,7 @@ def delta_rule_sharded(
     return projections + (2 * keys + values) * kernel + 2 * value_heads + value_dim
 
 
-@equation("P14", "3*h*h + h*h + h*(k + conv_bias) + conv_bias*4*h")
+@equation("P14", "4*h*h + h*(k + conv_bias) + conv_bias*4*h")
 def short_convolution_sharded(hidden_size: int, kernel: int, conv_bias: bool) -> int:
     """Gated short convolution: in (three times ``h``), depthwise convolution, out.
 
@@ -163,7 +163,7 @@ def norms(number: int, hidden_size: int, bias: bool) -> int:
     return number * hidden_size * (1 + bias)
 
 
-@equation("P16", "total - sum over layers of (E - E_active) experts")
+@equation("P16", "total - (experts - chosen experts)")
 def active(total: int, routed_experts: int, routed_experts_active: int) -> int:
     """Parameters that one token uses: all but the experts not chosen. Routers, shared experts, embeddings count.
 

@@ -39,20 +39,22 @@ def launch_bound(device: Number, host: float) -> Number:
     return maximum(device, host)
 
 
-@equation("T12", "2*tokens*(sharded/tp + whole + k*expert*imbalance*(1 + tile/(2*rows))/tp)")
+@equation("T12", "2*tokens*(sharded/tp + whole + k*expert*padding/tp)")
 def layer_matmul_flop(
     tokens: Number, tp: Number, sharded: float, whole: float, active_experts: float, padding: Number
 ) -> Number:
-    """FLOP of the matrix products of one layer on one GPU, forward; experts with their imbalance and padding.
+    """FLOP of the matrix products of one layer on one GPU, forward; experts with their padding (T18).
 
     Source: F1 over the matrices of the layer.
     """
     return 2.0 * tokens * (sharded / tp + whole + active_experts * padding / tp)
 
 
-@equation("T18", "imbalance*(1 + tile/(2*rows)), rows = tokens*k*ep/(E*tp)*etp")
+@equation("T18", "imbalance*(1 + tile/(2*rows))")
 def expert_padding(rows: Number, tile: float, imbalance: Number) -> Number:
     """Work of grouped products over that of the mean: the fullest rank, and on average half a tile of empty rows.
+
+    ``rows = tokens k etp ep / (E tp)`` are those of one expert.
 
     Source: 108 grouped products on B200 (SimuMax), where 154 rows take 1.4 times as long as 128.
     """
@@ -119,9 +121,11 @@ def layer_seconds(work: LayerWork, rate: Rates, workload: Workload, s: Strategy,
 
     core_flop = tokens * work.attention_flop / s.tp
     core = core_flop / rate.attention_forward
+    # five products instead of two: the scores are computed again (arXiv 2205.14135, section 3.1)
     core_backward = 2.5 * core_flop / rate.attention_backward
     if workload.attention != "flash":
-        # scores are written and read by scale-and-mask, softmax, dropout and the second product
+        # scores are written and read by scale-and-mask, softmax, dropout and the second product; the number of
+        # passes (5 and 8) is counted from those kernels' operands, not measured: assumed
         scores = tokens * work.score_elements / s.tp * each
         core = core_flop / rate.matmul + scores * 5.0 / memory
         core_backward = 2.0 * core_flop / rate.matmul + scores * 8.0 / memory
@@ -148,7 +152,12 @@ def layer_seconds(work: LayerWork, rate: Rates, workload: Workload, s: Strategy,
 
 
 def _elementwise(work: LayerWork, workload: Workload, each: float) -> tuple[float, float, float, float]:
-    """Bytes per token of one layer: whole and sharded, forward and backward (reads and writes of fused kernels)."""
+    """Bytes per token of one layer: whole and sharded, forward and backward (reads and writes of fused kernels).
+
+    The factors count operands: each of two residuals reads two tensors and writes one, a norm reads and writes one
+    (five in its backward), tokens move to experts and back by a read and a write each. Not measured: assumed; the
+    calibration ``memory_fraction`` takes up what they miss.
+    """
     dropout = 2.5 * work.hidden * each * 2.0 if workload.dropout else 0.0
     residual = 2.0 * 3.0 * work.hidden * each
     norm = work.norms * work.hidden * each
@@ -164,7 +173,7 @@ def _elementwise(work: LayerWork, workload: Workload, each: float) -> tuple[floa
     )
 
 
-@equation("T15", "3*(2*tokens*W/tp)/rate + tokens*V/tp*bytes/bandwidth")
+@equation("T15", "6*tokens*W/tp/rate + logits/bandwidth")
 def head_seconds(
     tokens: Number, weights: float, tp: Number, rate: float, logits_bytes: Number, memory: float
 ) -> Number:
@@ -178,7 +187,8 @@ def head_seconds(
 def _head_seconds(
     work: LayerWork, rate: Rates, workload: Workload, s: Strategy, tokens: Number, memory: float
 ) -> Number:
-    passes = 2.0 if workload.fused_cross_entropy else 7.0  # over fp32 logits: cast, maximum, exponent, sum, gradient
+    # over fp32 logits, eager: cast, maximum, exponent, sum, gradient; counted from the operations: assumed
+    passes = 2.0 if workload.fused_cross_entropy else 7.0
     logits = tokens * work.vocabulary / s.tp * 4.0 * passes
     trained = 1.0 if workload.method == "full" else 2.0 / 3.0
     return head_seconds(tokens, work.head_weights * trained, s.tp, rate.head, logits, memory)

@@ -119,7 +119,12 @@ def stages(model: ModelSpec, strategy: Strategy, table: Tables) -> tuple[Stage, 
     return tuple(found)
 
 
-@equation("A17", "min(m, p - k), interleaved min(m, (p*v + p - 1 - 2*k)/v)")
+def second_stage(strategy: Strategy, table: Tables) -> Stage:
+    """The second of several stages: a middle one where there are more than two."""
+    return _second(strategy, table, pipeline_split(table.layers, strategy.pp, strategy.virtual_pipeline_stages))
+
+
+@equation("A17", "min(m, p - k); interleaved min(m, (p*v + p - 1 - 2*k)/v)")
 def in_flight(pp: Number, virtual: Number, micro_batches: Number, stage: Number) -> Number:
     """Micro batches alive on stage ``k`` at its peak, in units of the whole stage's layers.
 

@@ -59,7 +59,7 @@ def matmul_seconds(
     return flop / rate + moved / bandwidth + kernels * launch
 
 
-@equation("T2", "peak*e*s/(s + s_half)*min(1, max(0.6, (d/128)^(1/2)))")
+@equation("T2", "peak*e*s/(s + s_half)*min(1, max(0.6, sqrt(d/128)))")
 def attention_rate(peak: float, fraction: float, sequence: float, half_sequence: float, width: float) -> float:
     """FLOP/s of fused attention: longer sequences fill the device; narrow heads feed the tensor cores less.
 

@@ -174,7 +174,7 @@ def _experts(model: ModelSpec, number: int) -> Iterator[Matrix]:
         yield Matrix(name, "expert", inputs, outputs, number * experts, bias, fused=experts, linear=adapted)
 
 
-@equation("P17", "r * sum over target matrices of (inputs + outputs)")
+@equation("P17", "r*sum(inputs + outputs)")
 def adapter_parameters(rank: int, inputs_and_outputs: int) -> int:
     """Low-rank adapters: A is ``r * inputs``, B is ``outputs * r``, no bias. Source: arXiv 2106.09685, section 4.1."""
     return rank * inputs_and_outputs

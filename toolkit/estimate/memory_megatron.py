@@ -11,7 +11,7 @@ from toolkit.strategy import Strategy
 from toolkit.workload import Precision, Workload
 
 
-@equation("M8", "P*(b_p + b_g + (b_m + b_o)/n) + P_e*(b_p + b_g + (b_m + b_o)/n_e)")
+@equation("M8", "b*(P/n + P_e/n_e)")
 def mixed_precision_bytes(
     dense: Number, experts: Number, bytes_per_parameter: float, dense_ranks: Number, expert_ranks: Number
 ) -> Number:

@@ -10,7 +10,7 @@ from toolkit.errors import ToolkitError
 from toolkit.estimate.parameters import count_parameters
 from toolkit.model import ModelSpec
 
-SMALL = 400_000_000
+SMALL = 400_000_000  # parameters; below, widths and heads go in finer steps, as small models are trained: a choice
 GRAIN = 128  # widths stay multiples of this: tensor cores and tensor parallelism want it
 
 

@@ -43,7 +43,7 @@ def exposed(seconds: Number, window: Number, fraction: float) -> Number:
     return seconds - fraction * minimum(seconds, window)
 
 
-@equation("T6", "where(full, forward, where(selective, core, 0))")
+@equation("T6", "[full]*forward + [selective]*core")
 def recompute_seconds(recompute: Number, forward: Number, core: Number) -> Number:
     """Seconds of one layer that run again in the backward pass of one micro batch.
 

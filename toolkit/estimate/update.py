@@ -13,6 +13,8 @@ from toolkit.numeric import Number, maximum, minimum, where
 from toolkit.strategy import Strategy
 from toolkit.workload import Workload
 
+LEAST_HOST_LINK = 1.0e9  # bytes/s, where an accelerator states no link to the host: slow, so assumed
+
 
 @equation("T7", "P*bytes*traffic/(bandwidth*e)")
 def optimizer_seconds(parameters: Number, moved: Number, bandwidth: float) -> Number:
@@ -41,7 +43,7 @@ def host_adam_seconds(parameters: Number, ranks_per_node: Number, rate: float) -
     return parameters * ranks_per_node / rate
 
 
-@equation("T16", "where(offload, m*P_trained*bytes_down/link + where(parameters, 2*m*P*bytes_up/link, 0), 0)")
+@equation("T16", "[offload]*m*(P_trained*down/link + [parameters]*2*P*up/link)")
 def offload_copies(
     held: Number, updated: Number, micro: Number, offload: Number, down_bytes: float, up_bytes: float, bandwidth: float
 ) -> Number:
@@ -76,7 +78,7 @@ def update_seconds(
     node = float(cluster.gpus_per_node)
     ranks = minimum(1.0 * s.tp * s.pp * s.cp * s.dp, node)
     on_host = host_adam_seconds(updated, ranks, c["host_adam_parameters_per_second"])
-    link = max(cluster.accelerator.host_link_bytes_per_second * c["host_link_fraction"], 1e9)
+    link = max(cluster.accelerator.host_link_bytes_per_second * c["host_link_fraction"], LEAST_HOST_LINK)
     up = where(s.offload > 0, copy_seconds(updated, each, link), 0.0)
     hidden = offload_copies(held, updated, micro, s.offload, each, each, link)
     return where(s.offload > 0, on_host, on_device), up, hidden

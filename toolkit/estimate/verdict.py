@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from toolkit.numeric import Number, where
 
-COMFORT = 0.92  # an estimate below this share of the card is called a fit
+# An estimate below this share of the card is called a fit: the room for its own error. A choice: assumed.
+COMFORT = 0.92
 
 
 def verdict(total_bytes: Number, limit_bytes: Number) -> Number:
