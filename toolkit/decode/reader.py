@@ -57,7 +57,7 @@ class Reader:
         """A reader of the table under ``key`` (empty if absent); its notes must be collected by the caller."""
         value = self.raw(key)
         if value is not None and not isinstance(value, dict):
-            self.problems.add(f"{self.name(key)} is {_shown(value)}, not a table of keys", "")
+            self.problems.add(f"{self.name(key)} is {_shown(value)}, not a table of keys", "correct it in the config")
             value = None
         return Reader(value or {}, family, self.problems, f"{self.name(key)}.", nested=True)
 

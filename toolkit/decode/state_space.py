@@ -10,7 +10,12 @@ from collections.abc import Callable
 from toolkit.decode.common import Fields, attention, heads, mixer_letters, routed, trunk, untied
 from toolkit.decode.reader import MOST, Reader, Unsupported
 
-_NO_ATTENTION = {"num_attention_heads": 0, "num_key_value_heads": 0, "head_dim": 0, "intermediate_size": 0}
+
+def _mamba_only(fields: Fields) -> Fields:
+    """Every layer is one norm and a Mamba mixer: no attention, no MLP."""
+    layers = fields["num_hidden_layers"]
+    none = dict.fromkeys(("num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size"), 0)
+    return fields | none | {"mixers": "M" * layers, "mlps": "-" * layers, "norms_per_layer": 1}
 
 
 def _rank(read: Reader, key: str, hidden: int) -> int:
@@ -24,53 +29,38 @@ def _rank(read: Reader, key: str, hidden: int) -> int:
 
 def _mamba(read: Reader) -> Fields:
     fields = trunk(read)
-    hidden, layers = fields["hidden_size"], fields["num_hidden_layers"]
+    hidden = fields["hidden_size"]
     inner = read.count("intermediate_size", default=read.count("expand") * hidden)
     expected = read.count("expand") * hidden
     if inner != expected:  # the configuration class computes it and ignores what the file says
         read.notes.append(f"intermediate_size {inner} is ignored: expand * hidden_size = {expected}")
-    return (
-        fields
-        | _NO_ATTENTION
-        | {
-            "mixers": "M" * layers,
-            "mlps": "-" * layers,
-            "norms_per_layer": 1,
-            "state_size": read.count("state_size"),
-            "conv_kernel": read.count("conv_kernel"),
-            "time_step_rank": _rank(read, "time_step_rank", hidden),
-            "mamba_intermediate_size": expected,
-            "mamba_conv_bias": read.flag("use_conv_bias"),
-            "mamba_proj_bias": read.flag("use_bias"),
-        }
-    )
+    return _mamba_only(fields) | {
+        "state_size": read.count("state_size"),
+        "conv_kernel": read.count("conv_kernel"),
+        "time_step_rank": _rank(read, "time_step_rank", hidden),
+        "mamba_intermediate_size": expected,
+        "mamba_conv_bias": read.flag("use_conv_bias"),
+        "mamba_proj_bias": read.flag("use_bias"),
+    }
 
 
 def _mamba2(read: Reader) -> Fields:
     fields = trunk(read)
-    layers = fields["num_hidden_layers"]
     inner, number = read.count("expand") * fields["hidden_size"], read.count("num_heads")
     if inner != number * read.count("head_dim"):
         read.problems.add(
             f"num_heads {number} * head_dim {read.count('head_dim')} is not expand * hidden_size {inner}",
             "correct one of them",
         )
-    return (
-        fields
-        | _NO_ATTENTION
-        | {
-            "mixers": "M" * layers,
-            "mlps": "-" * layers,
-            "norms_per_layer": 1,
-            "state_size": read.count("state_size"),
-            "conv_kernel": read.count("conv_kernel"),
-            "mamba_intermediate_size": inner,
-            "mamba_num_heads": number,
-            "mamba_groups": read.count("n_groups"),
-            "mamba_conv_bias": read.flag("use_conv_bias"),
-            "mamba_proj_bias": read.flag("use_bias"),
-        }
-    )
+    return _mamba_only(fields) | {
+        "state_size": read.count("state_size"),
+        "conv_kernel": read.count("conv_kernel"),
+        "mamba_intermediate_size": inner,
+        "mamba_num_heads": number,
+        "mamba_groups": read.count("n_groups"),
+        "mamba_conv_bias": read.flag("use_conv_bias"),
+        "mamba_proj_bias": read.flag("use_bias"),
+    }
 
 
 def _mamba2_beside(read: Reader, inner: int) -> Fields:
@@ -227,25 +217,18 @@ def _zamba(read: Reader) -> Fields:
     shared = wide * (number + 2 * groups) * head_dim + number * head_dim * hidden
     shared += 3 * hidden * width + wide + hidden
     inner = read.count("mamba_expand") * hidden
-    return (
-        fields
-        | _NO_ATTENTION
-        | {
-            "mixers": "M" * layers,
-            "mlps": "-" * layers,
-            "norms_per_layer": 1,
-            "state_size": read.count("mamba_d_state"),
-            "conv_kernel": read.count("mamba_d_conv"),
-            "mamba_intermediate_size": inner,
-            "time_step_rank": _rank(read, "mamba_dt_rank", hidden),
-            "mamba_conv_bias": read.flag("mamba_conv_bias"),
-            "mamba_proj_bias": read.flag("mamba_proj_bias"),
-            "other_parameters": {
-                "shared_transformer": shared,
-                "hybrid_projections": sum(kind == "hybrid" for kind in kinds) * hidden * hidden,
-            },
-        }
-    )
+    return _mamba_only(fields) | {
+        "state_size": read.count("mamba_d_state"),
+        "conv_kernel": read.count("mamba_d_conv"),
+        "mamba_intermediate_size": inner,
+        "time_step_rank": _rank(read, "mamba_dt_rank", hidden),
+        "mamba_conv_bias": read.flag("mamba_conv_bias"),
+        "mamba_proj_bias": read.flag("mamba_proj_bias"),
+        "other_parameters": {
+            "shared_transformer": shared,
+            "hybrid_projections": sum(kind == "hybrid" for kind in kinds) * hidden * hidden,
+        },
+    }
 
 
 def _zamba2(read: Reader) -> Fields:
@@ -267,27 +250,20 @@ def _zamba2(read: Reader) -> Fields:
     if read.flag("use_shared_attention_adapter"):
         adapter += 3 * 2 * rank * wide
     inner = read.count("mamba_expand") * hidden
-    return (
-        fields
-        | _NO_ATTENTION
-        | {
-            "mixers": "M" * layers,
-            "mlps": "-" * layers,
-            "norms_per_layer": 1,
-            "state_size": read.count("mamba_d_state"),
-            "conv_kernel": read.count("mamba_d_conv"),
-            "mamba_intermediate_size": inner,
-            "mamba_num_heads": read.count("n_mamba_heads"),
-            "mamba_groups": read.count("mamba_ngroups"),
-            "mamba_conv_bias": True,
-            "mamba_proj_bias": biased,
-            "other_parameters": {
-                "shared_transformers": min(read.count("num_mem_blocks"), hybrids) * block,
-                "hybrid_adapters": hybrids * adapter,
-                "hybrid_projections": hybrids * hidden * hidden,
-            },
-        }
-    )
+    return _mamba_only(fields) | {
+        "state_size": read.count("mamba_d_state"),
+        "conv_kernel": read.count("mamba_d_conv"),
+        "mamba_intermediate_size": inner,
+        "mamba_num_heads": read.count("n_mamba_heads"),
+        "mamba_groups": read.count("mamba_ngroups"),
+        "mamba_conv_bias": True,
+        "mamba_proj_bias": biased,
+        "other_parameters": {
+            "shared_transformers": min(read.count("num_mem_blocks"), hybrids) * block,
+            "hybrid_adapters": hybrids * adapter,
+            "hybrid_projections": hybrids * hidden * hidden,
+        },
+    }
 
 
 FAMILIES: dict[str, Callable[[Reader], Fields]] = {
