@@ -1,0 +1,135 @@
+"""From the options of a command to a Contract: what the recipe sets, the options replace, and defaults assume."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from toolkit.cluster import ClusterSpec
+from toolkit.errors import ToolkitError
+from toolkit.model import ModelSpec
+from toolkit.recipe import Contract, Recipe
+from toolkit.units import format_count
+
+# A step of about 4 million tokens up to 1,024 GPUs (Llama 2, arXiv:2307.09288, table 1) and 16 million
+# above (Llama 3 405B, arXiv:2407.21783, section 3.4.1); adapters learn from far fewer, how many is assumed.
+PRETRAIN_BATCH_TOKENS = 4 * 2**20
+LARGE_PRETRAIN_BATCH_TOKENS = 16 * 2**20
+ADAPTER_BATCH_SEQUENCES = 128
+# option: field of the contract that it replaces
+CONTRACT_OPTIONS = {
+    "sequence_length": "sequence_length",
+    "global_batch": "global_batch_size",
+    "learning_rate": "learning_rate",
+    "dataset": "dataset",
+    "tokenizer": "tokenizer",
+}
+# peaks of Llama 2 7B (arXiv:2307.09288, table 1) and of QLoRA up to 13B (arXiv:2305.14314)
+LEARNING_RATE = {"full": 3.0e-4, "lora": 2.0e-4, "qlora": 2.0e-4}
+
+
+def contract_of(
+    options: dict[str, Any], recipe: Recipe | None, model: ModelSpec, cluster: ClusterSpec, said: list[str]
+) -> Contract:
+    """The recipe's contract with what the options change, or one made of defaults that are all said."""
+    base = recipe.contract if recipe else Contract(model=model.name)
+    changes: dict[str, Any] = {}
+    if options.get("params") or options.get("model"):
+        changes["model"] = _from_anywhere(options["model"]) if options.get("model") else model.name
+    method = options.get("method") or base.method
+    changes["method"] = method
+    changes["precision"] = _precision(options, recipe, cluster, said)
+    if options.get("tokens"):
+        from toolkit.units import parse_tokens
+
+        changes["total_tokens"] = float(parse_tokens(options["tokens"]))
+    if recipe is None:
+        length = options.get("sequence_length") or _default_length(model, said)
+        changes["sequence_length"] = length
+        changes["global_batch_size"] = options.get("global_batch") or _default_batch(method, length, cluster, said)
+        changes["learning_rate"] = options.get("learning_rate") or LEARNING_RATE[method]
+        said += _said_of_schedule(options, method)
+    else:
+        for option, field in CONTRACT_OPTIONS.items():
+            if options.get(option) and options[option] != getattr(base, field):
+                changes[field] = options[option]
+                said.append(
+                    f"{field} {options[option]} replaces the recipe's {getattr(base, field) or 'own'}: "
+                    "this is a new experiment, and nothing else is adapted to it"
+                )
+    for option in ("dataset", "tokenizer"):
+        if options.get(option):
+            changes[option] = _from_anywhere(options[option])
+    contract = msgspec.structs.replace(base, **changes)
+    longest = model.max_position_embeddings
+    if longest and contract.sequence_length > longest:
+        said.append(
+            f"sequence length {contract.sequence_length} is longer than the {longest} positions of {model.name}"
+        )
+    if model.learned_positions and contract.sequence_length > model.learned_positions:
+        raise ToolkitError(
+            f"sequence length {contract.sequence_length} does not fit the {model.learned_positions} "
+            f"learned positions of {model.name}",
+            remedy=f"use --sequence-length {model.learned_positions} or less",
+        )
+    return contract
+
+
+def _from_anywhere(name: str) -> str:
+    """A path as the training program finds it from another directory; names stay as they are."""
+    from pathlib import Path
+
+    from toolkit.registry.models import find
+
+    path = Path(name).expanduser()
+    is_path = "/" in name or name.endswith(".json") or find(name) is None  # load_model prefers a registered name
+    return str(path.absolute()) if is_path and path.exists() else name
+
+
+def _said_of_schedule(options: dict[str, Any], method: str) -> list[str]:
+    """What a contract without a recipe assumes beyond the options."""
+    said = []
+    if not options.get("learning_rate"):
+        kind = ", a rate for pretraining" if method == "full" else ""
+        said.append(f"learning rate {LEARNING_RATE[method]:g}{kind} (no --learning-rate given)")
+    said.append("cosine schedule without warm-up, no weight decay: a --recipe states its own")
+    if not options.get("dataset"):
+        said.append("no data set: give --dataset, or a --recipe, before the files are started")
+    return said
+
+
+def _precision(options: dict[str, Any], recipe: Recipe | None, cluster: ClusterSpec, said: list[str]) -> str:
+    """The precision asked for, checked against the hardware; by default bf16, or fp16 where bf16 is missing."""
+    accelerator = cluster.accelerator
+    asked: str | None = options.get("precision") or (recipe.contract.precision if recipe else None)
+    if asked is None:
+        if "bf16" in accelerator.peak_flop_per_second:
+            return "bf16"
+        said.append(f"{accelerator.name} has no bf16: fp16 with loss scaling is planned")
+        return "fp16"
+    if asked not in accelerator.peak_flop_per_second:
+        known = ", ".join(sorted(accelerator.peak_flop_per_second))
+        raise ToolkitError(f"{accelerator.name} has no {asked}", remedy=f"use --precision with one of: {known}")
+    return asked
+
+
+def _default_length(model: ModelSpec, said: list[str]) -> int:
+    longest = model.learned_positions or model.max_position_embeddings or 4096
+    length = min(4096, longest)
+    said.append(f"sequence length {length} (no --sequence-length given)")
+    return length
+
+
+def _default_batch(method: str, length: int, cluster: ClusterSpec, said: list[str]) -> int:
+    """A usual number of sequences per step, made divisible by the number of GPUs where it can be."""
+    gpus = cluster.num_gpus
+    if method == "full":
+        tokens = PRETRAIN_BATCH_TOKENS if gpus <= 1024 else LARGE_PRETRAIN_BATCH_TOKENS
+        batch = max(tokens // length, 1)
+    else:
+        batch = ADAPTER_BATCH_SEQUENCES
+    odd_part = gpus // (gpus & -gpus)
+    batch = -(-batch // gpus) * gpus if gpus <= batch else -(-batch // odd_part) * odd_part
+    said.append(f"global batch {batch} sequences ({format_count(batch * length)} tokens; no --global-batch given)")
+    return batch
