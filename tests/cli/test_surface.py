@@ -52,6 +52,7 @@ SHARED = {
 OPTIONS = {
     "plan": SHARED | {"objective", "top", "pick", "explain", "out", "force", "json"},
     "estimate": SHARED | {"explain", "out", "force", "json"},
+    "validate": {"calibration", "brief", "json"},
 }
 
 
@@ -65,7 +66,17 @@ def options_of(command: click.Command) -> set[str]:
 
 
 def test_the_commands() -> None:
-    assert list(COMMANDS) == ["plan", "estimate", "emit", "launch", "models", "accelerators", "clusters", "recipes"]
+    assert list(COMMANDS) == [
+        "plan",
+        "estimate",
+        "emit",
+        "launch",
+        "validate",
+        "models",
+        "accelerators",
+        "clusters",
+        "recipes",
+    ]
 
 
 @pytest.mark.parametrize("name", sorted(OPTIONS))

@@ -1,0 +1,74 @@
+"""``toolkit validate`` from outside: JSON as designed, tables, and sentences for what is no file of runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.validate.runs import written
+from toolkit.validate.rows import COLUMNS
+
+ERRORS = {"rows", "median_abs_relative_error", "p90_abs_relative_error", "bias", "rank_correlation"}
+
+
+def toolkit(*argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "toolkit", "validate", *argv], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> str:
+    path = tmp_path / "runs.csv"
+    path.write_bytes(written({}, {"id": "b", "tp": ""}))
+    return str(path)
+
+
+def test_json(runs: str) -> None:
+    done = toolkit(runs, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    for group in ("by_source", "by_framework", "by_accelerator"):
+        assert list(found["summary"][group].values()) == [found["summary"]["all"]]
+    assert set(found["summary"]["all"]["step_time"]) >= ERRORS <= set(found["summary"]["all"]["peak_memory"])
+    assert set(found["summary"]["all"]["verdicts"]) == {"rows", "oom_called_fit", "fit_called_no"}
+    assert [each["id"] for each in found["rows"]] == ["a"]
+    assert [(each["id"], each["reason"]) for each in found["skipped"]] == [("b", "missing: tp")]
+
+
+def test_tables(runs: str) -> None:
+    text = toolkit(runs).stdout
+    for word in ("by source", "by framework", "by accelerator", "skipped", "1: missing: tp", "1 of 2 rows scored"):
+        assert word in text
+    assert "by source" not in toolkit(runs, "--brief").stdout
+
+
+def refused(*argv: str) -> str:
+    done = toolkit(*argv)
+    assert "Traceback" not in done.stderr, done.stderr
+    assert (done.returncode, done.stdout) == (2, ""), done
+    return done.stderr
+
+
+def test_what_cannot_be_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "nothing.csv", tmp_path / "pipe"):
+        assert "cannot be read" in refused(str(path))
+    (tmp_path / "empty.csv").touch()
+    assert f"lacks {len(COLUMNS)} of {len(COLUMNS)} columns" in refused(str(tmp_path / "empty.csv"))
+
+
+def test_bad_numbers_are_told_with_their_lines(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_bytes(written({}, {"tp": "two"}, {"n_gpus": -1}))
+    message = refused(str(path))
+    assert "line 3: tp = 'two'" in message and "line 4: n_gpus = '-1'" in message
+
+
+def test_an_unknown_calibration(runs: str) -> None:
+    assert "nobody" in refused(runs, "--calibration", "nobody")

@@ -1,0 +1,74 @@
+"""The shipped runs: almost all of the complete ones are scored, and predictions do not get worse than they were."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.validate.runs import validated
+
+PUBLISHED = Path(__file__).parent.parent / "published" / "runs.csv"
+
+# A bound against regression, not a claim: medians as they were measured, rounded up to the next percent.
+# (group, name): (step time, peak memory); None where nothing was measured
+MEDIANS: dict[tuple[str, str], tuple[float | None, float | None]] = {
+    ("all", ""): (0.13, 0.05),
+    ("recommended", ""): (0.10, 0.04),
+    ("by_framework", "fsdp"): (0.07, 0.30),
+    ("by_framework", "megatron"): (0.16, 0.04),
+    ("by_source", "JAX-Toolbox Pax README"): (0.21, None),
+    ("by_source", "Vocabulary Parallelism artifact (MLSys 2025)"): (0.24, 0.06),
+    ("by_source", "Zero Bubble Pipeline Parallelism (ICLR 2024)"): (0.09, 0.09),
+    ("by_source", "bigscience-bloom-prequel"): (0.14, 0.12),
+    ("by_source", "bigscience-gpt2-v100"): (0.22, 0.23),
+    ("by_source", "internevo-train-performance"): (0.05, None),
+    ("by_source", "megatron-bridge-perf-summary"): (0.17, None),
+    ("by_source", "megatron-kwai-atc24"): (0.10, 0.22),
+    ("by_source", "megatron-lm-ci-golden"): (0.61, 0.03),
+    ("by_source", "mosaicml-llm-foundry"): (0.06, None),
+    ("by_source", "mosaicml-llm-foundry-2023-07"): (0.05, None),
+    ("by_source", "nvidia-dgxc-benchmarking"): (0.09, None),
+    ("by_source", "vtrain-ground-truth"): (0.06, None),
+    ("by_source", "xtuner-megatron-moe-benchmark"): (0.23, None),
+}
+
+
+@functools.cache
+def found() -> dict[str, Any]:
+    return validated(PUBLISHED.read_bytes())
+
+
+def test_coverage() -> None:
+    coverage = found()["coverage"]
+    assert coverage["rows"] == 1188
+    assert coverage["complete_rows_scored"] >= 0.85 * coverage["complete_rows"]
+
+
+@pytest.mark.parametrize("group", MEDIANS, ids=" ".join)
+def test_medians_are_no_worse(group: tuple[str, str]) -> None:
+    kind, name = group
+    summary = found()["summary"][kind]
+    values = summary[name] if name else summary
+    for subject, most in zip(("step_time", "peak_memory"), MEDIANS[group], strict=True):
+        median = values[subject]["median_abs_relative_error"]
+        assert (median is None) if most is None else median <= most, (subject, median)
+
+
+def test_every_group_of_ten_runs_has_a_bound() -> None:
+    summary = found()["summary"]
+    large = {
+        (kind, name)
+        for kind in ("by_framework", "by_source")
+        for name, values in summary[kind].items()
+        if max(values["step_time"]["rows"], values["peak_memory"]["rows"]) >= 10
+    }
+    assert large <= set(MEDIANS)
+
+
+def test_contradicted_verdicts_are_no_more() -> None:
+    verdicts = found()["summary"]["all"]["verdicts"]
+    assert verdicts["oom_called_fit"] <= 3
+    assert verdicts["fit_called_no"] <= 81

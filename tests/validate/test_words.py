@@ -1,0 +1,113 @@
+"""What words mean: frameworks, networks with their units, recomputed parts, where memory was read."""
+
+from __future__ import annotations
+
+import pytest
+
+from toolkit.validate.words import (
+    Network,
+    framework_of,
+    has_recipe_defaults,
+    per_gpu,
+    read_on_last_stage,
+    recomputes_attention,
+    shard_of,
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "zero", "model_parallel", "gpus", "expected"),
+    [
+        ("Megatron-LM", "", True, 8, "megatron"),
+        ("Megatron-LM", "", False, 1, "megatron"),
+        ("Megatron-DeepSpeed", "1", True, 64, "megatron"),
+        ("Megatron-DeepSpeed", "3", False, 64, "deepspeed"),
+        ("Megatron-Core (FSDP+EP)", "3", True, 64, "fsdp"),
+        ("accelerate + DeepSpeed ZeRO-3 offload", "3", False, 8, "deepspeed"),
+        ("DeepSpeed", "0", False, 8, "deepspeed"),
+        ("NeMo 24.12", "", True, 64, "megatron"),
+        ("NeMo AutoModel (PyTorch)", "3", False, 8, "fsdp"),
+        ("nanotron", "0", True, 8, "megatron"),
+        ("InternEvo/InternLM", "1", False, 8, "megatron"),
+        ("torchtitan FSDP2", "3", True, 64, "fsdp"),
+        ("torchtune 0.5", "", False, 1, "ddp"),
+        ("Composer/llm-foundry FSDP", "2", False, 8, "fsdp"),
+        ("LitGPT (Fabric)", "", False, 1, "ddp"),
+        ("MaxText", "hsdp", False, 16, "fsdp"),
+        ("JAX Pax", "0", True, 8, "megatron"),
+        ("ColossalAI", "2", False, 8, "deepspeed"),
+        ("something new", "", True, 8, "megatron"),
+        ("something new", "3", False, 8, "fsdp"),
+        ("something new", "1", False, 8, "deepspeed"),
+        ("something new", "0", False, 8, "ddp"),
+    ],
+)
+def test_frameworks(words: str, zero: str, model_parallel: bool, gpus: int, expected: str) -> None:
+    assert framework_of(words, zero, model_parallel, gpus) == expected
+
+
+def test_recipe_defaults_are_nemo_and_bridge() -> None:
+    assert has_recipe_defaults("NeMo (dgxc)") and has_recipe_defaults("Megatron-Bridge (x)")
+    assert not has_recipe_defaults("Megatron-LM") and not has_recipe_defaults("Megatron-Core")
+
+
+@pytest.mark.parametrize(
+    ("text", "per_node", "fabric", "gbytes"),
+    [
+        ("", 8, "", 0),
+        ("NVLink4 + 8x400Gb/s IB per node (stated ref. infra)", 8, "InfiniBand", 50),
+        ("NVLink; 4x100Gb Omni-Path per node", 8, "Omni-Path", 6.25),
+        ("NVLink; 4x100Gb Omni-Path per node", 4, "Omni-Path", 12.5),
+        ("1600 Gbps node-node interconnect (RoCE)", 8, "RoCE", 25),
+        ("RoCE 2 Tb/s per node", 8, "RoCE", 31.25),
+        ("400Gb/s RoCE per GPU", 8, "RoCE", 50),
+        ("Eos: NVLink4 450GB/s one-way, IB 400Gb/s", 8, "InfiniBand", 50),
+        ("NVLink4 + IB 8x50 GB/s", 8, "InfiniBand", 50),
+        ("config/validation: 800 Gb/s inter-node total, 150 GB/s intra", 8, "", 12.5),
+        ("p5.48xlarge EFA 3200Gb/s per node", 8, "EFA", 50),
+        ("A3 Mega GPUDirect-TCPXO 8x200Gb/s", 8, "TCPX", 25),
+        ("RoCE RDMA", 8, "RoCE", 0),
+        ("NVLINK Gen4 900 GB/s + NVSWITCH Gen3", 8, "", 0),
+        ("Storage: 2x ConnectX-7 IB NDR 400Gb/s, Compute: 8x ConnectX-7 IB NDR 400Gb/s", 8, "InfiniBand", 50),
+        ("BF3 200Gbps for NS and 2xBF3 400Gbps for EW", 4, "", 25),
+        ("ROCE2; Data bandwidth for GPU-PCIe: 504 GB/s; PCIe-NIC: 500 GB/s", 8, "RoCE", 0),
+        ("2x Mellanox ConnectX-5 Ex 100Gb/s Ethernet", 8, "Ethernet", 3.125),
+        ("1x Ethernet 100Gb/Sec, 8x NVIDIA Quantum-2 CX7 InfiniBand (400Gb/s)", 8, "InfiniBand", 50),
+    ],
+)
+def test_networks_by_unit_and_by_whom_they_belong_to(text: str, per_node: int, fabric: str, gbytes: float) -> None:
+    assert per_gpu(text, per_node) == Network(fabric, pytest.approx(gbytes * 1e9))
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"),
+    [("fsdp(shard=128)", 128), ("fsdp128 x dp2", 128), ("fsdp in node, dp across nodes", 8), ("zero1", 0), ("", 0)],
+)
+def test_sharding_groups(text: str, ranks: int) -> None:
+    assert shard_of(text, 8) == ranks
+
+
+@pytest.mark.parametrize(
+    ("text", "attention"),
+    [
+        ("selective", True),
+        ("selective (op)", True),
+        ("selective-op", True),
+        ("selective (per-op SAC)", True),
+        ("selective (every 2nd layer)", True),
+        ("minimal_with_context policy", True),
+        ("selective:moe+layernorm+core_attn+moe_act", True),
+        ("selective:mlp-act+norm", False),
+        ("selective:mla_up_proj", False),
+        ("selective:[moe_act]", False),
+        ("selective (RMSNorm, MLA up-proj, SwiGLU)", False),
+    ],
+)
+def test_selective_recomputation_of_named_parts(text: str, attention: bool) -> None:
+    assert recomputes_attention(text) is attention
+
+
+def test_memory_of_the_last_rank() -> None:
+    assert read_on_last_stage("torch max_memory_allocated on the logging (last) rank; steady 1 GiB")
+    assert not read_on_last_stage("max over ranks")
+    assert not read_on_last_stage("GPU memory of first/last (embedding) stage")

@@ -1,0 +1,94 @@
+"""``toolkit validate``: the planner's predictions beside measured runs."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from toolkit.cluster import Accelerator, ClusterSpec
+    from toolkit.model import ModelSpec
+    from toolkit.validate.job import Lookups
+
+
+@click.command("validate")
+@click.argument("runs")
+@click.option("--calibration", default="assumed", show_default=True, help="Coefficients to predict with.")
+@click.option("--brief", is_flag=True, help="Print the totals only, not every source, framework and accelerator.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: the summary, skipped rows, and each row's parts.")
+def command(runs: str, calibration: str, brief: bool, as_json: bool) -> None:
+    """Compare predictions with the measured runs of a csv file (columns as in tests/published/runs.csv).
+
+    \b
+    toolkit validate runs.csv
+    toolkit validate runs.csv --json
+    """
+    from toolkit.registry.calibrations import load_calibration
+    from toolkit.validate.document import validate
+    from toolkit.validate.rows import read
+
+    coefficients = load_calibration(calibration)
+    found = validate(read(_contents(runs), runs), lookups(), coefficients)
+    if as_json:
+        click.echo(json.dumps(found, allow_nan=False))
+    else:
+        from toolkit.report import validation
+        from toolkit.report.terminal import console
+
+        validation.show(console(), found, brief)
+
+
+def _contents(path: str) -> bytes:
+    from toolkit.errors import ToolkitError
+    from toolkit.registry import files
+
+    try:
+        return files.contents(path, 256 * 2**20)
+    except (OSError, ValueError) as error:  # a NUL in the name is a ValueError
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ToolkitError(f"{path} cannot be read: {reason}", remedy="give a csv file of measured runs") from error
+
+
+def lookups() -> Lookups:
+    """What the rows are looked up in: the registry, each name once."""
+    from toolkit.registry import models
+    from toolkit.validate.job import Lookups
+    from toolkit.validate.shape import Models
+
+    @functools.cache
+    def find(name: str) -> ModelSpec | None:
+        return models.load_model(name) if name and models.find(name) is not None else None
+
+    @functools.cache
+    def every() -> tuple[ModelSpec, ...]:
+        return tuple(models.load_model(name) for name in models.names())
+
+    return Lookups(Models(find, every), functools.cache(_cluster))
+
+
+def _cluster(gpu: str, memory_gb: float | None, gpus: int, per_node: int | None) -> ClusterSpec:
+    """Usual nodes of the accelerator that the row names.
+
+    Where a name fits several and the memory is not stated, the planner takes the least, to be safe; a published run
+    is known to have fitted, and comes from the strongest card of that name: most FLOP/s, then bandwidth and memory.
+    """
+    from toolkit.errors import ToolkitError
+    from toolkit.registry.accelerators import accelerator_names, could_mean, load_accelerator, match_accelerator
+    from toolkit.registry.clusters import resolve_cluster
+
+    try:
+        match = match_accelerator(f"{gpu} {memory_gb:g}GB" if memory_gb else gpu)
+    except ToolkitError:  # the names of most cards do not say how much memory they have
+        match = match_accelerator(gpu)
+    name = match.name
+    if match.note:
+        cards = [load_accelerator(each) for each in accelerator_names() if could_mean(gpu, each)]
+        name = max(cards, key=_strength).name
+    return resolve_cluster(gpus, accelerator=name, gpus_per_node=min(per_node, gpus) if per_node else None)
+
+
+def _strength(card: Accelerator) -> tuple[float, float, float]:
+    return max(card.peak_flop_per_second.values()), card.memory_bandwidth_bytes_per_second, card.memory_bytes

@@ -1,0 +1,290 @@
+"""From a row to what the planner is asked: model, machines, workload and strategy, or the reason why not.
+
+What a row leaves open takes the framework's documented default; what changes memory or time much is said in
+``assumed``:
+
+=====================  ==============================================================================================
+tp pp cp ep vpp        1, where the framework has no such degree or the run has one GPU; a blank tp or pp of a
+                       model-parallel framework is a missing input; a blank cp, ep or vpp is 1
+zero_norm              3 for FSDP; 1 for NeMo and Megatron-Bridge recipes; else 0
+sp                     on for NeMo and Megatron-Bridge recipes, and with experts (megatron-core requires it); else off
+etp (no column)        1 for NeMo and Megatron-Bridge recipes; else tp (Megatron-LM), 1 where tp cannot be
+recompute_norm         none
+micro_batch            from global_batch, dp and grad_accum; else 1
+precision_norm         bf16, or fp16 where the card has no bf16
+gpu_mem_gb             the strongest card of that name (a published run is known to have fitted)
+vocab                  that of the registered model; else 51,200, GPT-2's padded
+interconnect           the usual node of the card
+flash_attn             off on cards before Ampere and in Megatron-DeepSpeed (an option there); else on
+dropout (no column)    on for a GPT under Megatron-LM (its default is 0.1); else off
+=====================  ==============================================================================================
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from toolkit.cluster import ClusterSpec
+from toolkit.errors import ToolkitError
+from toolkit.model import ModelSpec
+from toolkit.strategy import OFFLOAD, RECOMPUTE, Strategy
+from toolkit.validate import words
+from toolkit.validate.rows import Row
+from toolkit.validate.shape import Models, shape_of
+from toolkit.workload import Workload
+
+GIB = 2.0**30
+_FP8 = ("fp8", "mxfp8")
+_OLD = ("volta", "turing")
+
+
+class Lookups(NamedTuple):
+    """What the registry knows. ``cluster(gpu, memory_gb, gpus, gpus_per_node)`` raises ToolkitError."""
+
+    models: Models
+    cluster: Callable[[str, float | None, int, int | None], ClusterSpec]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run as the planner sees it. ``unscored`` says why the time or the memory of it is not compared."""
+
+    row: Row
+    model: ModelSpec
+    cluster: ClusterSpec
+    workload: Workload
+    strategy: Strategy
+    assumed: tuple[str, ...]
+    unscored: dict[str, str]
+
+
+class Skip(NamedTuple):
+    """A row that is not scored, and why; framework and accelerator as far as they can be told."""
+
+    row: Row
+    reason: str
+    framework: str
+    accelerator: str
+
+
+class _Unusable(Exception):
+    """Ends the reading of one row; never leaves this module."""
+
+
+def job_of(row: Row, lookups: Lookups) -> Job | Skip:
+    """The job of a row, by its columns alone: no rule looks at ``id`` or ``source``."""
+    try:
+        return _job(row, lookups)
+    except _Unusable as reason:
+        return skip(row, str(reason), lookups)
+    except ToolkitError as error:
+        return skip(row, f"not modelled: {error.problems[0].message}", lookups)
+
+
+def skip(row: Row, reason: str, lookups: Lookups) -> Skip:
+    """Leave a row out under the framework and accelerator that it would have been counted with."""
+    try:
+        accelerator = lookups.cluster(_card(row), row.number("gpu_mem_gb"), 1, None).accelerator.name
+    except ToolkitError:
+        accelerator = row.text("gpu")[:80]
+    return Skip(row, reason, _framework(row), accelerator)
+
+
+def _card(row: Row) -> str:
+    return re.sub(r"\(.*?\)", "", row.text("gpu")).strip()
+
+
+def _framework(row: Row) -> str:
+    several = any((row.count(name) or 1) > 1 for name in ("tp", "pp", "cp", "ep"))
+    return words.framework_of(row.text("framework"), row.text("zero_norm"), several, row.count("n_gpus") or 1)
+
+
+def _job(row: Row, lookups: Lookups) -> Job:
+    gpus, length = _stated(row, "n_gpus"), _stated(row, "seq_len")
+    shape = shape_of(row, lookups.models)
+    if shape.model is None:
+        raise _Unusable(shape.reason)
+    assumed, unscored = list(shape.assumed), dict[str, str]()
+    model, cluster = shape.model, _cluster(row, gpus, lookups)
+    strategy = _strategy(row, model, gpus, cluster, assumed)
+    strategy, batch = _batch(row, strategy, assumed)
+    workload = _workload(row, model, cluster, strategy, length, batch, assumed)
+    if _offload(row) is None:
+        unscored["peak_memory"] = "not modelled: activations offloaded to the host"
+    return Job(row, model, cluster, workload, strategy, tuple(assumed), unscored)
+
+
+def _stated(row: Row, column: str) -> int:
+    value = row.count(column)
+    if value is None:
+        raise _Unusable(f"missing: {column}")
+    return value
+
+
+def _cluster(row: Row, gpus: int, lookups: Lookups) -> ClusterSpec:
+    if not row.text("gpu"):
+        raise _Unusable("missing: gpu")
+    per_node = row.count("gpus_per_node")
+    if per_node is not None and gpus > per_node and gpus % per_node:
+        raise _Unusable(f"contradiction: {gpus} GPUs in nodes of {per_node}")
+    cluster = lookups.cluster(_card(row), row.number("gpu_mem_gb"), gpus, per_node)
+    network = words.per_gpu(row.text("interconnect"), per_node or cluster.gpus_per_node)
+    link = cluster.inter_node
+    if network.fabric:
+        link = msgspec.structs.replace(link, name=network.fabric)
+    if network.bytes_per_second:
+        host = cluster.accelerator.host_link_bytes_per_second or network.bytes_per_second
+        link = msgspec.structs.replace(link, bandwidth_bytes_per_second=min(network.bytes_per_second, host))
+    return msgspec.structs.replace(cluster, inter_node=link)
+
+
+def _strategy(row: Row, model: ModelSpec, gpus: int, cluster: ClusterSpec, assumed: list[str]) -> Strategy:
+    tp, pp, cp, ep = (row.count(name) or 1 for name in ("tp", "pp", "cp", "ep"))
+    zero = row.text("zero_norm")
+    if zero not in ("", "0", "1", "2", "3", "hsdp"):
+        raise _Unusable(f"not modelled: zero_norm {zero[:20]!r}")
+    name = row.text("framework")
+    framework = _framework(row)
+    recipes = words.has_recipe_defaults(name)
+    blank = [degree for degree in ("tp", "pp") if row.count(degree) is None]
+    if blank and gpus > 1 and (framework == "megatron" or not (zero or words.is_data_parallel(name))):
+        raise _Unusable(f"missing: {', '.join(blank)}")
+    if gpus % (tp * pp * cp):
+        raise _Unusable(f"contradiction: tp {tp} x pp {pp} x cp {cp} does not divide {gpus} GPUs")
+    dp = gpus // (tp * pp * cp)
+    if pp > model.num_hidden_layers:
+        raise _Unusable(f"contradiction: {pp} pipeline stages for {model.num_hidden_layers} layers")
+    if not model.is_moe:
+        ep = 1
+    etp = tp if ep == 1 or not recipes else 1
+    if gpus % (etp * ep * pp):
+        etp = 1
+    if gpus % (ep * pp) or (ep > 1 and model.num_experts % ep):
+        raise _Unusable(f"contradiction: ep {ep} with {model.num_experts} experts, pp {pp} and {gpus} GPUs")
+    if not zero and framework != "ddp":
+        stage = 3 if framework == "fsdp" else int(recipes)
+        assumed.append(f"ZeRO stage {stage}")
+    else:
+        stage = 3 if zero == "hsdp" else int(zero or 0)
+    if framework == "fsdp" and stage < 2:
+        stage = 3
+    shard = words.shard_of(row.text("zero_stage"), cluster.gpus_per_node) or dp
+    if zero == "hsdp" and shard == dp:
+        shard = min(cluster.gpus_per_node, dp)
+    shard = shard if shard <= dp and dp % shard == 0 else dp
+    virtual = row.count("vpp") or 1 if pp > 1 else 1
+    if virtual > -(-model.num_hidden_layers // pp):  # embedding and head may take the place of a layer each
+        raise _Unusable(f"contradiction: pp {pp} x vpp {virtual} for {model.num_hidden_layers} layers")
+    return Strategy(
+        framework=framework,
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        ep=ep,
+        etp=etp,
+        dp=dp,
+        dp_shard=shard,
+        virtual_pipeline_stages=virtual,
+        zero_stage=stage,
+        sequence_parallel=_sequence_parallel(row, framework, tp, recipes or model.is_moe, assumed),
+        recompute=_recompute(row, assumed),
+        offload=_offload(row) or 0,
+    )
+
+
+def _sequence_parallel(row: Row, framework: str, tp: int, usual: bool, assumed: list[str]) -> int:
+    if tp == 1 or framework != "megatron":
+        return 0
+    if row.text("sp") in ("0", "1"):
+        return int(row.text("sp"))
+    assumed.append(f"sequence parallelism {'on' if usual else 'off'}")
+    return int(usual)
+
+
+def _recompute(row: Row, assumed: list[str]) -> int:
+    stated = row.text("recompute_norm")
+    if stated not in ("", *RECOMPUTE):
+        raise _Unusable(f"not modelled: recompute_norm {stated[:20]!r}")
+    if not stated:
+        assumed.append("no recomputation")
+    if stated == "selective" and not words.recomputes_attention(row.text("recompute")):
+        return 0
+    return RECOMPUTE.index(stated or "none")
+
+
+def _offload(row: Row) -> int | None:
+    """Index into OFFLOAD; None for activations, which no plan offloads (their copies are meant to hide)."""
+    text = row.text("offload").casefold()
+    if text in ("", "none"):
+        return OFFLOAD.index("none")
+    if "param" in text:
+        return OFFLOAD.index("optimizer+parameters")
+    return OFFLOAD.index("optimizer") if "optim" in text else None
+
+
+def _batch(row: Row, strategy: Strategy, assumed: list[str]) -> tuple[Strategy, int]:
+    """Micro batch, accumulation and global batch: two of them say the third."""
+    dp, batch = strategy.dp, row.count("global_batch")
+    micro, times = row.count("micro_batch"), row.count("grad_accum")
+    if batch is None:
+        if micro is None:
+            raise _Unusable("missing: global_batch and micro_batch")
+        batch = micro * dp * (times or 1)
+        assumed.append(f"global batch {batch}")
+    if micro is None:
+        micro = max(batch // (dp * times), 1) if times else 1
+        assumed.append(f"micro batch {micro}")
+    if batch % (micro * dp):
+        raise _Unusable(f"contradiction: global batch {batch} is no multiple of micro batch {micro} x dp {dp}")
+    changed = msgspec.structs.replace(
+        strategy, micro_batch_size=micro, gradient_accumulation_steps=batch // (micro * dp)
+    )
+    return changed, batch
+
+
+def _workload(
+    row: Row, model: ModelSpec, cluster: ClusterSpec, strategy: Strategy, length: int, batch: int, assumed: list[str]
+) -> Workload:
+    card = cluster.accelerator
+    stated = row.text("precision_norm")
+    if not stated:
+        precision = "bf16" if card.supports_bf16 else "fp16"
+        assumed.append(precision)
+    elif stated in _FP8:
+        precision = "fp8"
+    elif stated == "int4-base":  # QLoRA: the base is packed, what is computed is not
+        precision = "bf16"
+    else:
+        precision = stated
+    if precision not in ("bf16", "fp16", "fp32", "fp8"):
+        raise _Unusable(f"not modelled: precision {stated[:20]}")
+    if precision not in card.peak_flop_per_second:
+        raise _Unusable(f"not modelled: {card.name} has no {precision} matrix products")
+    name = row.text("framework").casefold()
+    flash = row.text("flash_attn").casefold()
+    if not flash:
+        eager = card.architecture in _OLD or ("megatron" in name and "deepspeed" in name)
+    else:
+        eager = flash in ("0", "unfused", "eager")
+    megatron_lm = strategy.framework == "megatron" and "megatron" in name and not words.has_recipe_defaults(name)
+    optimizer = row.text("optimizer").casefold()
+    return Workload(
+        sequence_length=length,
+        global_batch_size=batch,
+        precision=precision,
+        method=row.text("task") if row.text("task") in ("lora", "qlora") else "full",
+        optimizer="muon"
+        if "muon" in optimizer
+        else "adamw_8bit"
+        if re.search("8-?bit", optimizer)
+        else "sgd"
+        if "sgd" in optimizer
+        else "adamw",
+        attention="eager" if eager else "flash",
+        dropout=megatron_lm and not model.gated_mlp,
+    )

@@ -1,0 +1,137 @@
+"""What the words of a row mean: frameworks, networks, parts that are recomputed, where memory was read."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+GB = 1e9
+BITS_PER_BYTE = 8.0
+
+_MEGATRON = r"megatron|mcore|nemo(?!.*automodel)|nanotron|intern(evo|lm)|hai-llm"
+_JAX = r"maxtext|pax|\bjax\b"
+_TORCH = r"fsdp|torchtitan|torchtune|automodel|composer|foundry|litgpt|fabric|llama-factory"
+# frameworks whose published recipes shard the optimizer and use sequence parallelism without saying so
+_RECIPE_DEFAULTS = r"nemo|megatron-bridge"
+
+# the first fabric whose words a text has; the name is one that the table of measured fabrics knows
+_FABRICS = (
+    ("TCPX", r"tcpxo?|fastrak"),
+    ("EFA", r"\befa"),
+    ("RoCE", r"\bro ?ce|rdma"),
+    ("Omni-Path", r"omni-?path"),
+    ("InfiniBand", r"infiniband|\bib\b|\b[hnex]dr\b|quantum|connectx-[67]"),
+    ("Ethernet", r"ethernet"),
+)
+_RATE = r"(?P<rate>\d+(?:\.\d+)?)\s*(?P<unit>Gbps|Gbit|Gb|Tbps|Tbit|Tb|GB)(?:/s|ps|/sec)?"
+_COUNTED = rf"(?<![\d.])(?P<count>\d+)\s*x\s*(?:[^,;:]*?[^\d.,;:])??{_RATE}"
+_PER_NODE = r"per[ -]node|node-node|inter-node|/node|\btotal\b"
+_NOT_THE_NETWORK = r"nvlink|nvswitch|pcie|intra|storage|management"
+
+
+class Network(NamedTuple):
+    """Between nodes: fabric, and bytes per second of one direction for one GPU; empty and 0 where not stated."""
+
+    fabric: str = ""
+    bytes_per_second: float = 0.0
+
+
+def is_data_parallel(words: str) -> bool:
+    """Whether the framework's name says that it has no tensor or pipeline parallelism unless that is stated."""
+    return re.search(rf"{_TORCH}|{_JAX}|deepspeed|ddp", words.casefold()) is not None
+
+
+def framework_of(words: str, zero: str, model_parallel: bool, gpus: int) -> str:
+    """ddp, deepspeed, fsdp or megatron, from the framework's name and what it is asked to do.
+
+    DeepSpeed's own engine runs ZeRO; under the name Megatron-DeepSpeed it does for stages 2 and 3, while below that
+    Megatron's layers and pipeline do the work. ZeRO-3 in any other framework is full sharding by layer, as FSDP does
+    it. A data-parallel framework that shards nothing is ddp. A name that says nothing is judged by its degrees.
+    """
+    name = words.casefold()
+    sharded = zero in ("3", "hsdp")
+    if "deepspeed" in name and not ("megatron" in name and zero not in ("2", "3")):
+        return "deepspeed"
+    if sharded:
+        return "fsdp"
+    if re.search(_MEGATRON, name):
+        return "megatron"
+    if re.search("colossal", name):
+        return "deepspeed" if zero in ("1", "2") else "megatron"
+    if re.search(_TORCH, name) or re.search(_JAX, name):
+        if model_parallel:
+            return "megatron"
+        named = re.search("fsdp|torchtitan|automodel", name) is not None
+        return "fsdp" if gpus > 1 and (named or zero == "2") else "ddp"
+    if model_parallel:
+        return "megatron"
+    return "deepspeed" if zero in ("1", "2") else "ddp"
+
+
+def has_recipe_defaults(words: str) -> bool:
+    """Whether the framework's recipes turn on the distributed optimizer, sequence parallelism and etp 1 by themselves.
+
+    Source: ``llm/recipes`` of NeMo and the presets of Megatron-Bridge; Megatron-LM's own arguments default to off.
+    """
+    return re.search(_RECIPE_DEFAULTS, words.casefold()) is not None
+
+
+def per_gpu(text: str, gpus_per_node: int) -> Network:
+    """The network of a text, for one of ``gpus_per_node`` GPUs.
+
+    ``8x400Gb/s IB per node``, ``1600 Gbps node-node interconnect (RoCE)``, ``400Gb/s RoCE per GPU``: a rate with a
+    count (``8x``) or with "per node" is shared by the GPUs of a node, any other rate is one GPU's. Bits unless ``GB``
+    is written. Of several networks the fastest counts. Clauses about NVLink, PCIe, storage and management say nothing
+    about it.
+    """
+    fabric = next((name for name, words in _FABRICS if re.search(words, text, re.IGNORECASE)), "")
+    found = [_clause(clause, gpus_per_node) for clause in re.split(r"[,;+]| and ", text)]
+    return Network(fabric, max(found, default=0.0))
+
+
+def _clause(clause: str, gpus_per_node: int) -> float:
+    if re.search(_NOT_THE_NETWORK, clause, re.IGNORECASE):
+        return 0.0
+    counted = re.search(_COUNTED, clause)
+    plain = re.search(_RATE, clause)
+    if counted:
+        return _bytes_per_second(counted) * int(counted["count"]) / gpus_per_node
+    if plain is None:
+        return 0.0
+    shared = re.search(_PER_NODE, clause, re.IGNORECASE)
+    return _bytes_per_second(plain) / (gpus_per_node if shared else 1)
+
+
+def _bytes_per_second(match: re.Match[str]) -> float:
+    rate = float(match["rate"]) * GB
+    if match["unit"].startswith("T"):
+        rate *= 1000.0
+    return rate if match["unit"] == "GB" else rate / BITS_PER_BYTE
+
+
+def shard_of(text: str, gpus_per_node: int) -> int:
+    """Ranks that share one copy: ``shard=8``, ``fsdp128 x dp2``, ``fsdp in node``; 0 where it is not stated."""
+    stated = re.search(r"shard=(\d{1,7})\b", text) or re.search(r"fsdp(\d{1,7}) x", text)
+    if stated:
+        return int(stated[1])
+    return gpus_per_node if "in node" in text else 0
+
+
+def recomputes_attention(text: str) -> bool:
+    """Whether selective recomputation covers the attention core, which is what our ``selective`` means.
+
+    A text that names parts (``selective:mlp-act+norm``, ``selective (moe_act, layernorm)``) without attention leaves
+    it alone: those parts are cheap to run again, and the run is evaluated without recomputation.
+    """
+    named = re.search(r"selective\s*[:(\[]\s*(.+)", text)
+    if named is None:
+        return True
+    parts = named[1].casefold()
+    if not re.search(r"mlp|norm|moe|act\b|act_|mla|swiglu", parts):
+        return True
+    return "attn" in parts or "attention" in parts
+
+
+def read_on_last_stage(text: str) -> bool:
+    """Whether the memory is that of the last rank (Megatron logs there), not of the fullest one."""
+    return re.search(r"\blast\b[)\s]*rank", text.casefold()) is not None
