@@ -26,6 +26,7 @@ NOUNS = {
     "efficiency",
     "deepspeed_defaults",
     "megatron_shapes",
+    "transformers_shapes",
     "pipeline_split",
 }
 MAY_IMPORT = {
@@ -37,6 +38,7 @@ MAY_IMPORT = {
     "emit": {"emit", *FOUNDATION, *NOUNS},
     "report": {"report", *FOUNDATION, *NOUNS},
     "runtime": {"runtime", *FOUNDATION, *NOUNS},
+    "verify": {"verify", "estimate", "emit", "runtime", *FOUNDATION, *NOUNS},
 }
 HEAVY = {"torch", "transformers", "deepspeed", "pydantic", "matplotlib", "plotly", "accelerate", "yaml", "megatron"}
 

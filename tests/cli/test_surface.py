@@ -52,6 +52,7 @@ SHARED = {
 OPTIONS = {
     "plan": SHARED | {"objective", "top", "pick", "explain", "out", "force", "json"},
     "estimate": SHARED | {"explain", "out", "force", "json"},
+    "verify": {"layers", "tolerance", "time-limit", "json"},
     "validate": {"calibration", "brief", "json"},
 }
 
@@ -72,6 +73,7 @@ def test_the_commands() -> None:
         "emit",
         "launch",
         "validate",
+        "verify",
         "models",
         "accelerators",
         "clusters",

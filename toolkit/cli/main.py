@@ -19,6 +19,10 @@ COMMANDS = {
     "emit": ("toolkit.cli.emit", "Write the configuration files and launch scripts of a plan.json."),
     "launch": ("toolkit.cli.launch", "Plan a recipe for this cluster, write its files, and start or submit it."),
     "validate": ("toolkit.cli.validate", "Compare predictions with measured runs: errors of time and memory."),
+    "verify": (
+        "toolkit.cli.verify",
+        "Run a plan's framework dry, without GPUs, and count bytes beside the predicted ones.",
+    ),
     "models": ("toolkit.cli.models", "List models, or count the parameters of one."),
     "accelerators": ("toolkit.cli.accelerators", "List accelerators with the source of their figures, or show one."),
     "clusters": ("toolkit.cli.clusters", "List named clusters, or show one."),

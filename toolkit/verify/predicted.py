@@ -1,0 +1,67 @@
+"""What the estimate says of the ranks that a dry run counts, in the parts that can be compared.
+
+==============  ============================================================================================
+part            estimate                                                          counted
+==============  ============================================================================================
+parameters      the working copy that is alive all the time                      storages that hold it
+gradients       alive from one micro batch to the next (with a single micro       storages between two micro
+                batch: when its backward pass ends)                               batches
+optimizer       master copy and moments                                           storages after one step
+peak            the whole estimate without its framework part (context,           most bytes alive at once in
+                communicators, workspaces, fragmentation)                         a whole step
+==============  ============================================================================================
+
+The other parts of a MemoryEstimate (activations, logits, buffers, temporaries) say what each adds to the peak, so
+only their sum can be counted: it is in the peak.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from toolkit.calibration import Calibration
+from toolkit.estimate.layout import Stage, second_stage, stages, tables
+from toolkit.estimate.memory import STATES, stage_memory, stage_share
+from toolkit.estimate.precision import state_precision
+from toolkit.plan import Plan
+
+PARTS = ("parameters", "gradients", "optimizer", "peak")
+
+
+class Rank(NamedTuple):
+    """One kind of rank: what it is called, one rank of that kind, and what is predicted for it."""
+
+    kind: str
+    rank: int
+    predicted_bytes: dict[str, float]
+
+
+def ranks(plan: Plan, calibration: Calibration) -> list[Rank]:
+    """The kinds of ranks of a plan: pipeline stages for Megatron, else one rank for all."""
+    s = plan.strategy
+    table = tables(plan.model, plan.workload, s.framework)
+    found = stages(plan.model, s, table)
+    if s.framework != "megatron" or s.pp == 1:
+        # ZeRO-1 and 2 keep gradients by which tensors reach into a rank's share: the dry run looks for the fullest
+        kind = "fullest rank" if s.framework == "deepspeed" and s.zero_stage in (1, 2) else "every rank"
+        return [Rank(kind, 0, predicted(plan, calibration, found[0]))]
+    per_stage = plan.cluster.num_gpus // s.pp
+    middle = [("second stage", 1, second_stage(s, table))] if s.pp > 2 else []
+    chosen = [("first stage", 0, found[0]), *middle, ("last stage", s.pp - 1, found[1])]
+    return [Rank(kind, index * per_stage, predicted(plan, calibration, stage)) for kind, index, stage in chosen]
+
+
+def predicted(plan: Plan, calibration: Calibration, stage: Stage) -> dict[str, float]:
+    """Bytes by part on one rank of a stage."""
+    model, workload, s = plan.model, plan.workload, plan.strategy
+    table = tables(model, workload, s.framework)
+    share = stage_share(model, s, table, stage)
+    states = STATES[s.framework](model, workload, s, share, state_precision(workload, s.framework))
+    estimate = stage_memory(model, plan.cluster, workload, s, calibration, table, stage)
+    kept = states.accumulated if s.gradient_accumulation_steps > 1 else states.final
+    return {
+        "parameters": float(states.parameters),
+        "gradients": float(states.gradients + kept),
+        "optimizer": float(states.optimizer),
+        "peak": float(estimate.total_bytes - estimate.framework_bytes),
+    }
