@@ -38,3 +38,9 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     fused_cross_entropy: bool = False  # true: logits are never whole in memory
     gradient_accumulation_dtype: str = "default"  # default (the framework's own) | bf16 | fp32
     dropout: bool = False
+    # what computes layers and loss. default: what the framework of the strategy brings; fused: norms, activations and
+    # the loss by compiled or hand-written kernels; megatron: Megatron's layers under another framework's sharding
+    kernels: str = "default"
+    # default: the framework's own; bf16: weights, gradients and optimizer states in 16 bits, no float32 anywhere
+    # (PyTorch's DDP and FSDP only)
+    weights: str = "default"

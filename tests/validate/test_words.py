@@ -8,10 +8,13 @@ from toolkit.validate.words import (
     Network,
     framework_of,
     has_recipe_defaults,
+    kernels_of,
     per_gpu,
     read_on_last_stage,
     recomputes_attention,
+    recomputes_by_default,
     shard_of,
+    weights_of,
 )
 
 
@@ -111,3 +114,39 @@ def test_memory_of_the_last_rank() -> None:
     assert read_on_last_stage("torch max_memory_allocated on the logging (last) rank; steady 1 GiB")
     assert not read_on_last_stage("max over ranks")
     assert not read_on_last_stage("GPU memory of first/last (embedding) stage")
+
+
+@pytest.mark.parametrize(
+    ("words", "framework", "compiled", "expected"),
+    [
+        ("Composer/llm-foundry FSDP", "fsdp", False, "fused"),
+        ("torchtitan FSDP2", "fsdp", True, "fused"),
+        ("torchtitan FSDP2", "fsdp", False, "default"),
+        ("Megatron-LM CI (dev)", "fsdp", False, "megatron"),
+        ("Megatron-LM CI (dev)", "megatron", True, "default"),
+        ("DeepSpeed", "deepspeed", True, "default"),
+    ],
+)
+def test_kernels(words: str, framework: str, compiled: bool, expected: str) -> None:
+    assert kernels_of(words, framework, compiled) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "framework", "precision", "expected"),
+    [
+        ("LitGPT (Fabric)", "ddp", "bf16-true", "bf16"),
+        ("LitGPT (Fabric)", "fsdp", "bf16-mixed", "default"),
+        ("LitGPT (Fabric)", "megatron", "bf16-true", "default"),
+        ("torchtune 0.5", "ddp", "bf16", "bf16"),
+        ("torchtune 0.5", "ddp", "fp32", "default"),
+        ("torchtitan FSDP2", "fsdp", "bf16", "default"),
+    ],
+)
+def test_weights(words: str, framework: str, precision: str, expected: str) -> None:
+    assert weights_of(words, framework, precision) == expected
+
+
+def test_recipes_that_recompute_without_saying_so() -> None:
+    assert recomputes_by_default("torchtune 0.2")
+    assert recomputes_by_default("LLaMA-Factory HF+FA2")
+    assert not recomputes_by_default("LitGPT (Fabric)")

@@ -87,6 +87,16 @@ def chunked_logits_bytes(tokens: Number, hidden_size: int, vocabulary: Number) -
     return tokens * 10.0 * minimum(1.0 * vocabulary, hidden_size)
 
 
+@equation("A19", "T*V*(b + b)/c")
+def fused_logits_bytes(tokens: Number, vocabulary: Number, bytes_per_value: float, cut: Number) -> Number:
+    """A fused or compiled loss: logits and their gradient, both in the compute precision, and no float32 copy.
+
+    Source: flash-attn ``losses/cross_entropy.py`` without ``inplace_backward`` (Composer's default);
+    ``torch.compile`` of ``F.cross_entropy(logits.float())``, which casts inside its kernels (torchtitan).
+    """
+    return tokens * vocabulary * (bytes_per_value + bytes_per_value) / cut
+
+
 @equation("A15", "max(T*b*(h*(1 + g) - f/t) + b*W/t, T*b*(1 + gated)*f/t)")
 def fused_working_bytes(
     tokens: Number, bytes_per_value: float, hidden_size: int, width: float, weights: float, gated: int, tp: Number,
@@ -156,7 +166,9 @@ def _logits(
     vocabulary = padded_vocabulary(model.vocab_size, strategy.framework, strategy.tp)
     if workload.fused_cross_entropy and strategy.framework != "megatron":
         return chunked_logits_bytes(tokens, model.hidden_size, vocabulary), 0.0 * tokens
-    if strategy.framework == "megatron":
+    if workload.kernels == "fused" and strategy.framework != "megatron":
+        return fused_logits_bytes(tokens, vocabulary, k.compute, 1.0), 0.0 * tokens
+    if strategy.framework == "megatron" or workload.kernels == "megatron":
         return vocabulary_parallel_logits_bytes(tokens, vocabulary, k.compute, strategy.tp), 0.0 * tokens
     # backward holds log-probabilities, the gradient that picks the target, and the full gradient: 12 bytes
     return logits_bytes(tokens, vocabulary, k.compute, 1.0), tokens * vocabulary * (4.0 - k.compute)

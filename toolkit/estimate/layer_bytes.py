@@ -2,8 +2,9 @@
 
 Two sets of kernels:
 
-- *fused* (Megatron): norms keep their input; SwiGLU keeps its two inputs and its product; experts apply the
-  routing weight inside the activation. megatron-core 0.16.1, ``core/fusions``.
+- *fused* (Megatron, and where the workload says that kernels are compiled or hand-written): norms keep their
+  input; SwiGLU keeps its two inputs and its product; experts apply the routing weight inside the activation.
+  megatron-core 0.16.1, ``core/fusions``.
 - *eager* (Hugging Face transformers 5.24 under DDP, FSDP and DeepSpeed): an RMSNorm keeps a float32 copy of
   its input and, where its weight is trained, the normalised values (``LlamaRMSNorm``); an eager SwiGLU keeps
   gate, activated gate, up and product. Under autocast (DDP: float32 parameters) the residual stream is float32
@@ -14,11 +15,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from toolkit.errors import ToolkitError
 from toolkit.estimate import layer_activations as leaf
-from toolkit.estimate.precision import value_bytes
+from toolkit.estimate.precision import pure, value_bytes
 from toolkit.model import ModelSpec
 from toolkit.workload import Workload
 
+KERNELS = ("default", "fused", "megatron")  # of a workload
 # Tensors of the MLP's width that eager modules of transformers 5.24 keep; composed functions keep their steps.
 EAGER_UNGATED = {"gelu_new": 5.0, "gelu_fast": 6.0, "quick_gelu": 4.0, "relu": 1.0, "relu2": 2.0}
 # RMSNorms that multiply by their weight in float32, so that the float32 product is kept, not a 16-bit one.
@@ -33,6 +36,8 @@ WIDE_NORMS = (
     "gpt_oss",
     "qwen3_next",
 )
+# LayerNorms without a bias: a fused operator of PyTorch, which keeps its input only
+PLAIN_NORMS = ("mpt", "dbrx")
 PARALLEL_NORMS = ("gpt_neox", "falcon")
 
 
@@ -72,12 +77,17 @@ class Kernels(NamedTuple):
 
 
 def kernels(model: ModelSpec, workload: Workload, framework: str) -> Kernels:
-    """The coefficients for a framework: fused for Megatron, eager for the others."""
+    """The coefficients for a framework: fused for Megatron and where the workload says so, eager for the others.
+
+    Raises ToolkitError for kernels that are not known.
+    """
+    if workload.kernels not in KERNELS:
+        raise ToolkitError(f"unknown kernels {workload.kernels!r}", remedy=f"known: {', '.join(KERNELS)}")
     b = value_bytes(workload)
-    if framework == "megatron":
+    stream = 4.0 if framework == "ddp" and not pure(workload, framework) else b
+    if framework == "megatron" or workload.kernels != "default":
         inputs = 1.0 if workload.precision == "fp8" else b
-        return Kernels(b, b, inputs, b, b, False, 2.0 * b + inputs, b + inputs, b, False, False, inputs / b)
-    stream = 4.0 if framework == "ddp" else b
+        return Kernels(b, stream, inputs, stream, b, False, 2.0 * b + inputs, b + inputs, b, False, False, inputs / b)
     trained = workload.method == "full"
     wide = model.model_type.startswith(WIDE_NORMS)
     rms_norm = 4.0 + trained * (4.0 if wide else stream)
@@ -86,7 +96,7 @@ def kernels(model: ModelSpec, workload: Workload, framework: str) -> Kernels:
         compute=b,
         stream=stream,
         matmul_input=b,
-        norm=stream if model.norm_bias else rms_norm,
+        norm=stream if model.norm_bias or model.model_type in PLAIN_NORMS else rms_norm,
         head_norm=4.0 + trained * (4.0 if wide else b),
         casts=stream != b,
         gated=4.0 * b,

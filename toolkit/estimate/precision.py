@@ -6,14 +6,16 @@ framework     precision                parameters  gradients  master  optimizer 
 ddp, fsdp     bf16 or fp16 (autocast)  4           4          0       8
 deepspeed     bf16, fp16               2           2          4       8
 megatron      bf16, fp16, fp8          2           4          4       8
+ddp, fsdp     bf16 weights (pure)      2           2          0       4
 any           fp32                     4           4          0       8
 ============  =======================  ==========  =========  ======  ================
 
-Sources: accelerate 1.15 keeps float32 parameters under DDP and casts trainable parameters to float32 for
-FSDP2; DeepSpeed 0.19.8 ``runtime/zero/stage_1_and_2.py`` and ``stage3.py``; megatron-core 0.16.1
-``distrib_optimizer.py`` (6 + 12 bytes, as ``theoretical_memory_usage.py`` of Megatron-LM). Optimizer states:
-AdamW 8; 8-bit AdamW 2 and a float32 scale per 256 values and state (bitsandbytes, blockwise); SGD with
-momentum 4; Muon one float32 momentum for hidden matrices and AdamW for the rest (the share is an argument).
+Sources: accelerate 1.15 keeps float32 parameters under DDP and casts trainable parameters to float32 for FSDP2;
+a model that is bf16 as a whole has gradients and torch.optim states of its own type; DeepSpeed 0.19.8
+``runtime/zero/stage_1_and_2.py`` and ``stage3.py``; megatron-core 0.16.1 ``distrib_optimizer.py`` (6 + 12
+bytes, as ``theoretical_memory_usage.py`` of Megatron-LM). Optimizer states: AdamW 8; 8-bit AdamW 2 and a
+float32 scale per 256 values and state (bitsandbytes, blockwise); SGD with momentum 4; Muon one float32 momentum
+for hidden matrices and AdamW for the rest (the share is an argument).
 """
 
 from __future__ import annotations
@@ -30,15 +32,35 @@ def value_bytes(workload: Workload) -> float:
     return 4.0 if workload.precision == "fp32" else 2.0
 
 
+def pure(workload: Workload, framework: str) -> bool:
+    """Whether weights, and all that torch.optim makes from them, are 16-bit: no autocast, no float32 copy.
+
+    Raises ToolkitError where the framework or the precision keeps float32 weights all the same.
+    """
+    if workload.weights == "default":
+        return False
+    if workload.weights != "bf16":
+        raise ToolkitError(f"unknown weights {workload.weights!r}", remedy="use default or bf16")
+    if framework not in ("ddp", "fsdp") or workload.precision == "fp32":
+        raise ToolkitError(
+            f"weights in bf16 alone are not modelled for {framework} in {workload.precision}",
+            remedy="use ddp or fsdp in 16 bits, or weights: default",
+        )
+    return True
+
+
 def state_precision(workload: Workload, framework: str, matrix_share: float = 1.0) -> Precision:
     """Bytes per trained parameter. ``matrix_share`` is the fraction of parameters that Muon orthogonalises.
 
-    Raises ToolkitError for an optimizer or precision that is not known.
+    Raises ToolkitError for an optimizer, precision or kind of weights that is not known.
     """
     if workload.precision not in (*HALF, "fp32"):
         raise ToolkitError(f"unknown precision {workload.precision!r}", remedy="use bf16, fp16, fp8 or fp32")
     states = optimizer_state_bytes(workload.optimizer, matrix_share)
     accumulate = {"fp32": 4.0, "bf16": 2.0}.get(workload.gradient_accumulation_dtype)
+    if pure(workload, framework):
+        halved = 1.0 if workload.optimizer == "adamw_8bit" else 0.5
+        return Precision(parameters=2.0, gradients=2.0, master=0.0, optimizer_states=halved * states)
     if workload.precision == "fp32" or framework in ("ddp", "fsdp"):
         return Precision(parameters=4.0, gradients=4.0, master=0.0, optimizer_states=states)
     default = 4.0 if framework == "megatron" else 2.0

@@ -9,13 +9,15 @@ tp pp cp ep vpp        1, where the framework has no such degree or the run has 
 zero_norm              3 for FSDP; 1 for NeMo and Megatron-Bridge recipes; else 0
 sp                     on for NeMo and Megatron-Bridge recipes, and with experts (megatron-core requires it); else off
 etp (no column)        1 for NeMo and Megatron-Bridge recipes; else tp (Megatron-LM), 1 where tp cannot be
-recompute_norm         none
+recompute_norm         full for torchtune and LLaMA-Factory recipes; else none
 micro_batch            from global_batch, dp and grad_accum; else 1
 precision_norm         bf16, or fp16 where the card has no bf16
 gpu_mem_gb             the strongest card of that name (a published run is known to have fitted)
 vocab                  that of the registered model; else 51,200, GPT-2's padded
 interconnect           the usual node of the card
 flash_attn             off on cards before Ampere and in Megatron-DeepSpeed (an option there); else on
+kernels (no column)    Megatron's for Megatron-FSDP; fused for Composer, llm-foundry and compiled runs; else its own
+weights (no column)    bf16 for torchtune and where precision is "bf16-true"; else its own
 dropout (no column)    on for a GPT under Megatron-LM (its default is 0.1); else off
 =====================  ==============================================================================================
 """
@@ -210,6 +212,9 @@ def _recompute(row: Row, assumed: list[str]) -> int:
     stated = row.text("recompute_norm")
     if stated not in ("", *RECOMPUTE):
         raise _Unusable(f"not modelled: recompute_norm {stated[:20]!r}")
+    if not stated and words.recomputes_by_default(row.text("framework")):
+        assumed.append("recomputation of every layer")
+        return RECOMPUTE.index("full")
     if not stated:
         assumed.append("no recomputation")
     if stated == "selective" and not words.recomputes_attention(row.text("recompute")):
@@ -287,4 +292,6 @@ def _workload(
         else "adamw",
         attention="eager" if eager else "flash",
         dropout=megatron_lm and not model.gated_mlp,
+        kernels=words.kernels_of(name, strategy.framework, row.text("compile") == "1"),
+        weights=words.weights_of(name, strategy.framework, row.text("precision")),
     )

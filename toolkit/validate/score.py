@@ -17,7 +17,7 @@ from toolkit.validate.job import GIB, Job
 from toolkit.validate.rows import Row
 
 # a verdict needs these: with one of them guessed, a contradiction would say nothing about the planner
-_NEEDED_FOR_A_VERDICT = ("no recomputation", "micro batch", "global batch", "ZeRO stage", "vocabulary")
+_NEEDED_FOR_A_VERDICT = ("no recomputation", "recomputation", "micro batch", "global batch", "ZeRO stage", "vocabulary")
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ _JAX = r"maxtext|pax|\bjax\b"
 _TORCH = r"fsdp|torchtitan|torchtune|automodel|composer|foundry|litgpt|fabric|llama-factory"
 # frameworks whose published recipes shard the optimizer and use sequence parallelism without saying so
 _RECIPE_DEFAULTS = r"nemo|megatron-bridge"
+_FUSED_LOSS = r"composer|foundry"
+_RECOMPUTES = r"torchtune|llama-factory"
 
 # the first fabric whose words a text has; the name is one that the table of measured fabrics knows
 _FABRICS = (
@@ -66,6 +68,37 @@ def framework_of(words: str, zero: str, model_parallel: bool, gpus: int) -> str:
     if model_parallel:
         return "megatron"
     return "deepspeed" if zero in ("1", "2") else "ddp"
+
+
+def kernels_of(words: str, framework: str, compiled: bool) -> str:
+    """Whose kernels compute layers and loss, where the framework that shards (``framework``) does not bring them.
+
+    Composer and llm-foundry default to flash-attn's fused cross entropy, on layers that keep what fused ones do
+    (``loss_fn: fused_crossentropy``, low-precision LayerNorm); a run that is compiled compiles its loss too
+    (``build_cross_entropy_loss`` of torchtitan); Megatron-FSDP shards Megatron's layers.
+    """
+    name = words.casefold()
+    if framework == "fsdp" and re.search(_MEGATRON, name):
+        return "megatron"
+    if framework in ("ddp", "fsdp") and (compiled or re.search(_FUSED_LOSS, name)):
+        return "fused"
+    return "default"
+
+
+def weights_of(words: str, framework: str, precision: str) -> str:
+    """bf16 where the whole model is cast to it: LitGPT's ``bf16-true``, and torchtune's ``dtype: bf16``."""
+    whole = "true" in precision.casefold() or re.search("torchtune", words.casefold()) is not None
+    torch = framework in ("ddp", "fsdp")
+    return "bf16" if torch and whole and "bf16" in precision.casefold() else "default"
+
+
+def recomputes_by_default(words: str) -> bool:
+    """Whether the framework's recipes recompute every layer unless told otherwise.
+
+    Source: ``enable_activation_checkpointing: True`` in the recipes of torchtune; ``disable_gradient_checkpointing``
+    of LLaMA-Factory is false.
+    """
+    return re.search(_RECOMPUTES, words.casefold()) is not None
 
 
 def has_recipe_defaults(words: str) -> bool:
