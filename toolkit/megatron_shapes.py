@@ -38,6 +38,7 @@ def inexpressible(model: ModelSpec) -> tuple[str, ...]:
         "parts beside the language stack": bool(model.other_parameters),
         f"{model.norms_per_layer} norms in a layer (it has 2)": model.norms_per_layer != 2,
         "biases in the query-key norm": model.qk_norm_bias,
+        "a LayerNorm without a bias": model.unbiased_layer_norm,
         "attention sinks": model.attention_sinks,
         "an output gate of the attention": model.attention_output_gate,
         "an embedding narrower than the model": model.embedding_size not in (0, model.hidden_size),

@@ -44,6 +44,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     mlp_bias: bool = False
     lm_head_bias: bool = False
     norm_bias: bool = False  # LayerNorm has one, RMSNorm has not
+    unbiased_layer_norm: bool = False  # torch.nn.LayerNorm all the same, without a bias (MPT, DBRX)
     norms_per_layer: int = 2
     qk_norm: str = "none"  # none | head (head_dim wide, shared by heads) | full (over the whole width)
     qk_norm_bias: bool = False

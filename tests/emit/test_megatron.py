@@ -334,3 +334,12 @@ def test_the_program_accepts_what_is_emitted() -> None:
         plan = PLANS[name]
         core = msgspec.convert(json.loads(json.dumps(megatron.core_config(plan))), config.CoreConfig)
         validity.check(plan, core, plan.cluster.num_gpus)
+
+
+@pytest.mark.parametrize("name", ["mpt-7b", "dbrx"])
+def test_a_layer_norm_without_a_bias_is_not_taken_for_an_rms_norm(name: str) -> None:
+    """megatron-core's LayerNorm always has a bias, and its RMSNorm does not subtract the mean."""
+    from toolkit.megatron_shapes import inexpressible
+    from toolkit.registry.models import load_model
+
+    assert "a LayerNorm without a bias" in inexpressible(load_model(name))

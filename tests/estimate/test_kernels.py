@@ -9,6 +9,7 @@ from tests.estimate.shapes import GPT_7B, MIXTURE, activations_of, llama
 from toolkit.errors import ToolkitError
 from toolkit.estimate.layer_bytes import kernels, layer_bytes
 from toolkit.estimate.precision import state_precision
+from toolkit.registry.models import load_model
 from toolkit.strategy import Strategy
 from toolkit.workload import Workload
 
@@ -27,10 +28,13 @@ def test_a_gpt_layer_keeps_korthikantis_34_h_less_masks_and_scores() -> None:
 
 
 def test_a_layer_norm_without_a_bias_is_no_rms_norm() -> None:
-    for name in ("mpt", "dbrx"):
-        bare = msgspec.structs.replace(GPT_7B, model_type=name, norm_bias=False)
-        biased = msgspec.structs.replace(bare, norm_bias=True)
-        assert layer_bytes(bare, PLAIN, "fsdp", "A", "D") == layer_bytes(biased, PLAIN, "fsdp", "A", "D")
+    for name in ("mpt-7b", "dbrx"):
+        bare = load_model(name)
+        biased = msgspec.structs.replace(bare, norm_bias=True, unbiased_layer_norm=False)
+        mlp = bare.layer_mlps[0]
+        assert layer_bytes(bare, PLAIN, "fsdp", "A", mlp) == layer_bytes(biased, PLAIN, "fsdp", "A", mlp)
+        rms = msgspec.structs.replace(bare, unbiased_layer_norm=False)
+        assert layer_bytes(bare, PLAIN, "fsdp", "A", mlp) != layer_bytes(rms, PLAIN, "fsdp", "A", mlp)
 
 
 def test_a_fused_loss_holds_logits_and_their_gradient_in_16_bits() -> None:

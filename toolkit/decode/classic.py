@@ -124,9 +124,10 @@ def _falcon(read: Reader) -> Fields:
 
 def _mpt(read: Reader) -> Fields:
     # no biases whatever no_bias says, and ALiBi whatever learned_pos_emb says; the MLP is always 4 wide
-    return _classic(
+    fields = _classic(
         read, fused_qkv=True, attention_bias=False, attention_output_bias=False, mlp_bias=False, norm_bias=False
     )
+    return fields | {"unbiased_layer_norm": True}
 
 
 def _biogpt(read: Reader) -> Fields:

@@ -270,6 +270,7 @@ def _dbrx(read: Reader) -> Fields:
         "num_key_value_heads": attention.count("kv_n_heads", default=1),
         "intermediate_size": fields["moe_intermediate_size"],
         "fused_qkv": True,
+        "unbiased_layer_norm": True,
     }
 
 

@@ -36,8 +36,6 @@ WIDE_NORMS = (
     "gpt_oss",
     "qwen3_next",
 )
-# LayerNorms without a bias: a fused operator of PyTorch, which keeps its input only
-PLAIN_NORMS = ("mpt", "dbrx")
 PARALLEL_NORMS = ("gpt_neox", "falcon")
 
 
@@ -96,7 +94,7 @@ def kernels(model: ModelSpec, workload: Workload, framework: str) -> Kernels:
         compute=b,
         stream=stream,
         matmul_input=b,
-        norm=stream if model.norm_bias or model.model_type in PLAIN_NORMS else rms_norm,
+        norm=stream if model.norm_bias or model.unbiased_layer_norm else rms_norm,  # PyTorch fuses LayerNorm
         head_norm=4.0 + trained * (4.0 if wide else b),
         casts=stream != b,
         gated=4.0 * b,
