@@ -35,6 +35,7 @@ def contract_of(
     """The recipe's contract with what the options change, or one made of defaults that are all said."""
     base = recipe.contract if recipe else Contract(model=model.name)
     changes: dict[str, Any] = {}
+    options = options | {name: _from_anywhere(options[name]) for name in ("dataset", "tokenizer") if options.get(name)}
     if options.get("params") or options.get("model"):
         changes["model"] = _from_anywhere(options["model"]) if options.get("model") else model.name
     method = options.get("method") or base.method
@@ -49,6 +50,7 @@ def contract_of(
         changes["sequence_length"] = length
         changes["global_batch_size"] = options.get("global_batch") or _default_batch(method, length, cluster, said)
         changes["learning_rate"] = options.get("learning_rate") or LEARNING_RATE[method]
+        changes |= {name: options[name] for name in ("dataset", "tokenizer") if options.get(name)}
         said += _said_of_schedule(options, method)
     else:
         for option, field in CONTRACT_OPTIONS.items():
@@ -58,9 +60,6 @@ def contract_of(
                     f"{field} {options[option]} replaces the recipe's {getattr(base, field) or 'own'}: "
                     "this is a new experiment, and nothing else is adapted to it"
                 )
-    for option in ("dataset", "tokenizer"):
-        if options.get(option):
-            changes[option] = _from_anywhere(options[option])
     contract = msgspec.structs.replace(base, **changes)
     longest = model.max_position_embeddings
     if longest and contract.sequence_length > longest:

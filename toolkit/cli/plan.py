@@ -136,7 +136,8 @@ def no_plan(asked: Asked, result: SearchResult) -> Exception:
     from toolkit.cli.request import larger_clusters
     from toolkit.errors import NoFeasiblePlan, Problem
     from toolkit.search.constraints import SENTENCES
-    from toolkit.search.misses import nearest_miss, nearly_legal, ways_to_fit
+    from toolkit.search.misses import nearly_legal, ways_to_fit
+    from toolkit.search.planner import least_memory
     from toolkit.strategy import describe
     from toolkit.units import format_bytes
 
@@ -144,7 +145,7 @@ def no_plan(asked: Asked, result: SearchResult) -> Exception:
         f"{name} {count:,}" for name, count in sorted(result.eliminated.items(), key=lambda i: -i[1])
     )
     problems = []
-    nearest = nearest_miss(asked.request, asked.calibration)
+    nearest = least_memory(asked.request, asked.calibration, result)
     if nearest is None:
         ordered = sorted(result.eliminated.items(), key=lambda item: -item[1])
         rules = "\n  ".join(f"{count:,}: {SENTENCES[name]} ({name})" for name, count in ordered)

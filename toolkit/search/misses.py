@@ -15,7 +15,7 @@ from toolkit.errors import Problem, ToolkitError
 from toolkit.search.candidates import spaces
 from toolkit.search.constraints import broken, violated
 from toolkit.search.crossing import grow
-from toolkit.search.planner import Choice, least_memory, search
+from toolkit.search.planner import Choice, search
 from toolkit.search.request import Request
 from toolkit.strategy import Strategy, describe, value_in_words
 from toolkit.units import format_bytes
@@ -61,11 +61,6 @@ def ways_to_fit(request: Request, calibration: Calibration, larger: Iterable[Clu
         _fewer_gpus(ways, request, calibration)
     _more_gpus(ways, request, calibration, larger if larger is not None else _more_nodes(request.cluster))
     return ways
-
-
-def nearest_miss(request: Request, calibration: Calibration) -> Choice | None:
-    """The legal candidate that needs the least memory."""
-    return least_memory(request, calibration, search(request, calibration, top=0))
 
 
 def nearly_legal(request: Request) -> tuple[Strategy, list[Problem]] | None:

@@ -48,7 +48,6 @@ class Block:
     total_bytes: Any
     verdict: Any
     seconds: Any
-    mfu: Any
 
 
 @dataclass
@@ -125,14 +124,14 @@ def _evaluate_block(request: Request, calibration: Calibration, legal: Strategy,
         host_fits = host_memory(*arguments).total_bytes + numpy.zeros(rows) <= host_limit
         _count(result, HOST_MEMORY, int((fits & ~host_fits).sum()))
         fits &= host_fits
-    seconds, mfu = numpy.full(rows, numpy.inf), numpy.zeros(rows)
+    seconds = numpy.full(rows, numpy.inf)
     if fits.any():
         fitting = legal.select(fits)
         parts = communication(request.model, request.cluster, request.workload, fitting, calibration)
         timed = step(request.model, request.cluster, request.workload, fitting, parts, calibration)
-        seconds[fits], mfu[fits] = timed.seconds, timed.mfu
+        seconds[fits] = timed.seconds
         result.feasible += int(fits.sum())
-    result.blocks.append(Block(legal, total_bytes, verdicts, seconds, mfu))
+    result.blocks.append(Block(legal, total_bytes, verdicts, seconds))
 
 
 def _count(result: SearchResult, name: str, removed: int) -> None:
