@@ -49,6 +49,13 @@ class Block:
     verdict: Any
     seconds: Any
 
+    @property
+    def feasible(self) -> int:
+        """Rows that fit."""
+        import numpy
+
+        return int(numpy.isfinite(self.seconds).sum())
+
 
 @dataclass
 class SearchResult:
@@ -78,7 +85,9 @@ def search(request: Request, calibration: Calibration, top: int = 10) -> SearchR
     for space in spaces(request):
         result.total += space.size
         for legal in grow(request, space, Sieve(request, space.framework, result.eliminated)):
-            _evaluate_block(request, calibration, legal, result)
+            block = evaluated(request, calibration, legal, result.eliminated)
+            result.feasible += block.feasible
+            result.blocks.append(block)
     for block, row in rank.order(request, result.blocks)[:top]:
         result.choices.append(choose(request, calibration, block.strategy.take(row)))
     result.seconds = time.perf_counter() - started
@@ -110,7 +119,8 @@ def least_memory(request: Request, calibration: Calibration, result: SearchResul
     return choose(request, calibration, best[1]) if best else None
 
 
-def _evaluate_block(request: Request, calibration: Calibration, legal: Strategy, result: SearchResult) -> None:
+def evaluated(request: Request, calibration: Calibration, legal: Strategy, eliminated: dict[str, int]) -> Block:
+    """Memory of every row, and the time of those that fit; ``eliminated`` counts those that do not."""
     import numpy
 
     rows = len(legal.dp)  # type: ignore[arg-type]
@@ -118,22 +128,20 @@ def _evaluate_block(request: Request, calibration: Calibration, legal: Strategy,
     total_bytes = memory(*arguments).total_bytes + numpy.zeros(rows)
     verdicts = verdict(total_bytes, request.cluster.accelerator.memory_bytes)
     fits = verdicts != NO
-    _count(result, MEMORY, rows - int(fits.sum()))
+    _count(eliminated, MEMORY, rows - int(fits.sum()))
     host_limit = request.cluster.host_memory_bytes
     if host_limit:
         host_fits = host_memory(*arguments).total_bytes + numpy.zeros(rows) <= host_limit
-        _count(result, HOST_MEMORY, int((fits & ~host_fits).sum()))
+        _count(eliminated, HOST_MEMORY, int((fits & ~host_fits).sum()))
         fits &= host_fits
     seconds = numpy.full(rows, numpy.inf)
     if fits.any():
         fitting = legal.select(fits)
         parts = communication(request.model, request.cluster, request.workload, fitting, calibration)
-        timed = step(request.model, request.cluster, request.workload, fitting, parts, calibration)
-        seconds[fits] = timed.seconds
-        result.feasible += int(fits.sum())
-    result.blocks.append(Block(legal, total_bytes, verdicts, seconds))
+        seconds[fits] = step(request.model, request.cluster, request.workload, fitting, parts, calibration).seconds
+    return Block(legal, total_bytes, verdicts, seconds)
 
 
-def _count(result: SearchResult, name: str, removed: int) -> None:
+def _count(eliminated: dict[str, int], name: str, removed: int) -> None:
     if removed:
-        result.eliminated[name] = result.eliminated.get(name, 0) + removed
+        eliminated[name] = eliminated.get(name, 0) + removed
