@@ -1,8 +1,8 @@
-"""Equations T4 and T12 to T15: seconds of one average layer and of the head, for one micro batch on one GPU.
+"""Equations T4, T14 and T15: seconds of one average layer and of the head, for one micro batch on one GPU.
 
-Matrix products and attention run at their reached rates, element-wise operations at memory bandwidth. Megatron's
-kernels are fused, eager PyTorch moves more bytes (calibration ``unfused_traffic``); in small models the host that
-issues the kernels is the slower one (``host_layer_seconds_*``). Left out: wave quantisation, the scan of
+Matrix products (``layer_products``) and attention run at their reached rates, element-wise operations at memory
+bandwidth. Megatron's kernels are fused, eager PyTorch moves more bytes (calibration ``unfused_traffic``); in small
+models the host that issues the kernels is the slower one (``host_layer_seconds_*``). Left out: the scan of
 state-space mixers.
 """
 
@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from toolkit.calibration import Calibration
 from toolkit.equation import equation
-from toolkit.estimate.matmul import Rates, matmul_seconds, memory_seconds
-from toolkit.estimate.precision import state_precision, value_bytes
+from toolkit.estimate.layer_products import product_seconds
+from toolkit.estimate.matmul import Rates
+from toolkit.estimate.precision import value_bytes
 from toolkit.estimate.work import LayerWork
 from toolkit.numeric import Number, maximum, where
 from toolkit.strategy import Strategy
@@ -39,39 +40,6 @@ def launch_bound(device: Number, host: float) -> Number:
     return maximum(device, host)
 
 
-@equation("T12", "2*tokens*(sharded/tp + whole + k*expert*padding/tp)")
-def layer_matmul_flop(
-    tokens: Number, tp: Number, sharded: float, whole: float, active_experts: float, padding: Number
-) -> Number:
-    """FLOP of the matrix products of one layer on one GPU, forward; experts with their padding (T18).
-
-    Source: F1 over the matrices of the layer.
-    """
-    return 2.0 * tokens * (sharded / tp + whole + active_experts * padding / tp)
-
-
-@equation("T18", "imbalance*(1 + tile/(2*rows))")
-def expert_padding(rows: Number, tile: float, imbalance: Number) -> Number:
-    """Work of grouped products over that of the mean: the fullest rank, and on average half a tile of empty rows.
-
-    ``rows = tokens k etp ep / (E tp)`` are those of one expert.
-
-    Source: 108 grouped products on B200 (SimuMax), where 154 rows take 1.4 times as long as 128.
-    """
-    return imbalance * (1.0 + tile / (2.0 * rows))
-
-
-@equation("T13", "bytes*(tokens*(sharded/tp + whole) + weights)")
-def layer_matmul_bytes(
-    bytes_each: float, tokens: Number, tp: Number, sharded: float, whole: float, weights: Number
-) -> Number:
-    """Bytes of operands and results of those products: activations in and out, weights once.
-
-    Source: the shapes of the matrices of the layer.
-    """
-    return bytes_each * (tokens * (sharded / tp + whole) + weights)
-
-
 @equation("T14", "tokens*(whole/shared + sharded/tp)")
 def elementwise_bytes(tokens: Number, whole: float, sharded: float, shared: Number, tp: Number) -> Number:
     """Bytes of norms, residuals (divided only under sequence parallelism), activations, rotary positions.
@@ -88,31 +56,7 @@ def layer_seconds(work: LayerWork, rate: Rates, workload: Workload, s: Strategy,
     tokens = 1.0 * s.micro_batch_size * workload.sequence_length / s.cp
     memory = rate.memory * c["memory_fraction"]
     shared = where(s.sequence_parallel, s.tp, 1)
-    padding: Number = 1.0
-    if work.expert_weights:
-        rows = tokens * work.experts_per_token * s.etp * s.ep / (work.experts * s.tp)
-        padding = expert_padding(rows, c["expert_tile_rows"], where(s.ep > 1, c["expert_imbalance"], 1.0))
-
-    active = work.experts_per_token * work.expert_weights
-    flop = layer_matmul_flop(tokens, s.tp, work.sharded_weights, work.whole_weights, active, padding)
-    weights = (
-        work.sharded_weights / s.tp + work.whole_weights + work.experts * work.expert_weights / (1.0 * s.ep * s.etp)
-    )
-    moved = layer_matmul_bytes(
-        each,
-        tokens,
-        s.tp,
-        work.sharded_width + work.experts_per_token * (work.expert_sharded_width + work.expert_whole_width),
-        work.whole_width,
-        weights,
-    )
-    linear = matmul_seconds(flop, rate.matmul, moved, rate.memory, work.kernels, rate.launch)
-    # the gradient of the weights is written (accumulated: read, added, written) in its own type
-    state = state_precision(workload, s.framework)
-    accumulated = memory_seconds(weights * 2.0 * state.gradients, rate.memory, 1.0)
-    if s.framework == "ddp" and state.parameters > each:
-        # autocast reads float32 weights and writes the working copy in every forward pass
-        accumulated = accumulated + memory_seconds(weights * (state.parameters + each), rate.memory, 1.0)
+    linear, linear_backward, weights = product_seconds(work, rate, workload, s, c, tokens)
 
     whole_forward, sharded_forward, whole_backward, sharded_backward = _elementwise(work, workload, each)
     factor = 1.0 if fused else c["unfused_traffic"]
@@ -130,13 +74,12 @@ def layer_seconds(work: LayerWork, rate: Rates, workload: Workload, s: Strategy,
         core = core_flop / rate.matmul + scores * 5.0 / memory
         core_backward = 2.0 * core_flop / rate.matmul + scores * 8.0 / memory
     forward = linear + element_forward + core
-    if workload.method == "full":
-        backward = 2.0 * linear + accumulated + element_backward + core_backward
-    else:
-        # only the gradient of activations passes through the frozen base; adapters read and write the same widths
-        adapters = each * tokens * (work.sharded_width / s.tp + work.whole_width) / memory
-        forward = forward + adapters
-        backward = linear + 2.0 * adapters + element_backward + core_backward
+    backward = linear_backward + element_backward + core_backward
+    if workload.method != "full":
+        # adapters read and write the widths of the frozen base
+        sharded, whole = work.sharded_inputs + work.sharded_outputs, work.whole_inputs + work.whole_outputs
+        adapters = each * tokens * (sharded / s.tp + whole) / memory
+        forward, backward = forward + adapters, backward + 2.0 * adapters
     if workload.method == "qlora":
         unpack = weights * c["dequantization_bytes"] / memory
         forward, backward = forward + unpack, backward + unpack

@@ -32,6 +32,11 @@ def value_bytes(workload: Workload) -> float:
     return 4.0 if workload.precision == "fp32" else 2.0
 
 
+def operand_bytes(workload: Workload) -> float:
+    """Bytes of an operand of a matrix product of a layer: 1 in fp8, else those of a value."""
+    return 1.0 if workload.precision == "fp8" else value_bytes(workload)
+
+
 def pure(workload: Workload, framework: str) -> bool:
     """Whether weights, and all that torch.optim makes from them, are 16-bit: no autocast, no float32 copy.
 

@@ -10,7 +10,14 @@ from __future__ import annotations
 
 import msgspec
 
-from toolkit.estimate.flop import adapter_parameters, attention_dims, attention_layers, attention_per_token, matrices
+from toolkit.estimate.flop import (
+    Matrix,
+    adapter_parameters,
+    attention_dims,
+    attention_layers,
+    attention_per_token,
+    matrices,
+)
 from toolkit.estimate.parameters import count_parameters
 from toolkit.model import ModelSpec
 from toolkit.workload import Workload
@@ -24,10 +31,14 @@ class LayerWork(msgspec.Struct, frozen=True, kw_only=True):
     sharded_weights: float
     whole_weights: float
     expert_weights: float  # of one expert
-    sharded_width: float
-    whole_width: float
-    expert_sharded_width: float  # per token and chosen expert
-    expert_whole_width: float
+    sharded_inputs: float
+    sharded_outputs: float
+    whole_inputs: float
+    whole_outputs: float
+    expert_sharded_inputs: float  # per token and chosen expert
+    expert_sharded_outputs: float
+    expert_whole_inputs: float
+    expert_whole_outputs: float
     kernels: float
     experts: float
     experts_per_token: float
@@ -62,9 +73,6 @@ def layer_work(model: ModelSpec, workload: Workload) -> LayerWork:
     dense = [m for m in table[:-1] if not m.cut.startswith("expert")]
     routed = [m for m in table[:-1] if m.cut.startswith("expert")]
     cut = [m for m in dense if m.cut != "whole"]
-    sharded_width = sum((m.outputs if m.cut == "column" else m.inputs) * m.layers for m in cut)
-    whole_width = sum((m.inputs if m.cut == "column" else m.outputs) * m.layers for m in cut)
-    whole_width += sum((m.inputs + m.outputs) * m.layers for m in dense if m.cut == "whole")
     windowed, full = attention_layers(model)
     attention = float(windowed + full)
     executed = workload.attention == "flash"
@@ -80,12 +88,14 @@ def layer_work(model: ModelSpec, workload: Workload) -> LayerWork:
         sharded_weights=sum(m.elements * m.layers for m in cut) / count,
         whole_weights=sum(m.elements * m.layers for m in dense if m.cut == "whole") / count,
         expert_weights=sum(m.elements * m.layers for m in routed) / count,
-        sharded_width=sharded_width / count,
-        whole_width=whole_width / count,
-        expert_sharded_width=sum((m.outputs if m.cut == "expert_column" else m.inputs) * m.layers for m in routed)
-        / count,
-        expert_whole_width=sum((m.inputs if m.cut == "expert_column" else m.outputs) * m.layers for m in routed)
-        / count,
+        sharded_inputs=_width(dense, "row", "inputs") / count,
+        sharded_outputs=_width(dense, "column", "outputs") / count,
+        whole_inputs=(_width(dense, "column", "inputs") + _width(dense, "whole", "inputs")) / count,
+        whole_outputs=(_width(dense, "row", "outputs") + _width(dense, "whole", "outputs")) / count,
+        expert_sharded_inputs=_width(routed, "expert_row", "inputs") / count,
+        expert_sharded_outputs=_width(routed, "expert_column", "outputs") / count,
+        expert_whole_inputs=_width(routed, "expert_column", "inputs") / count,
+        expert_whole_outputs=_width(routed, "expert_row", "outputs") / count,
         kernels=sum(m.layers for m in table[:-1]) / count,
         experts=float(model.num_experts),
         experts_per_token=float(model.num_experts_per_tok),
@@ -113,3 +123,8 @@ def layer_work(model: ModelSpec, workload: Workload) -> LayerWork:
         total_parameters=float(parameters.total),
         trained_fraction=1.0 if workload.method == "full" else adapter_parameters(model, workload) / parameters.total,
     )
+
+
+def _width(table: list[Matrix], cut: str, side: str) -> float:
+    """Elements per token on one side of all matrices of a cut, over all layers."""
+    return float(sum(getattr(m, side) * m.layers for m in table if m.cut == cut))

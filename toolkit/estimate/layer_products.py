@@ -1,0 +1,116 @@
+"""Equations T12, T13, T18 and T21: seconds of the matrix products of one average layer, for one micro batch.
+
+Forward, gradient of activations and gradient of weights are one product each: the same FLOP, other operands. Read are
+operands in the type of the product (one byte in fp8), written are 16-bit results; the gradient of weights is added
+where it accumulates. Left out: wave quantisation, products of the scan of state-space mixers.
+"""
+
+from __future__ import annotations
+
+from toolkit.calibration import Calibration
+from toolkit.equation import equation
+from toolkit.estimate.matmul import Rates, matmul_seconds, memory_seconds
+from toolkit.estimate.precision import operand_bytes, state_precision, value_bytes
+from toolkit.estimate.work import LayerWork
+from toolkit.numeric import Number, where
+from toolkit.strategy import Strategy
+from toolkit.workload import Workload
+
+
+@equation("T12", "2*tokens*(sharded/tp + whole + k*expert*padding/tp)")
+def layer_matmul_flop(
+    tokens: Number, tp: Number, sharded: float, whole: float, active_experts: float, padding: Number
+) -> Number:
+    """FLOP of the matrix products of one layer on one GPU, forward; experts with their padding (T18).
+
+    Source: F1 over the matrices of the layer.
+    """
+    return 2.0 * tokens * (sharded / tp + whole + active_experts * padding / tp)
+
+
+@equation("T18", "imbalance*(1 + tile/(2*rows))")
+def expert_padding(rows: Number, tile: float, imbalance: Number) -> Number:
+    """Work of grouped products over that of the mean: the fullest rank, and on average half a tile of empty rows.
+
+    ``rows = tokens k etp ep / (E tp)`` are those of one expert.
+
+    Source: 108 grouped products on B200 (SimuMax), where 154 rows take 1.4 times as long as 128.
+    """
+    return imbalance * (1.0 + tile / (2.0 * rows))
+
+
+@equation("T21", "tokens*(sharded/tp + whole + k*(expert_sharded + expert_whole*etp)/tp)")
+def layer_width(
+    tokens: Number,
+    tp: Number,
+    etp: Number,
+    sharded: float,
+    whole: float,
+    experts_sharded: float,
+    experts_whole: float,
+) -> Number:
+    """Elements that enter (or leave) the products of one layer on one GPU; widths of experts times ``k``.
+
+    A column-parallel matrix reads the whole width and writes its share, a row-parallel one the other way round.
+
+    Source: arXiv 1909.08053, section 3; expert tensor parallelism of megatron-core 0.16.1 moe/experts.py.
+    """
+    return tokens * (sharded / tp + whole + (experts_sharded + experts_whole * etp) / tp)
+
+
+@equation("T13", "read*(inputs + weights) + written*outputs")
+def product_bytes(read: float, inputs: Number, weights: Number, written: float, outputs: Number) -> Number:
+    """Bytes of operands and results: both operands are read once, the result is written once.
+
+    Source: the shapes of the matrices of the layer.
+    """
+    return read * (inputs + weights) + written * outputs
+
+
+def product_seconds(
+    work: LayerWork, rate: Rates, workload: Workload, s: Strategy, c: Calibration, tokens: Number
+) -> tuple[Number, Number, Number]:
+    """Seconds of the products of a layer forward and backward, and the weights that a GPU holds of it."""
+    padding: Number = 1.0
+    if work.expert_weights:
+        rows = tokens * work.experts_per_token * s.etp * s.ep / (work.experts * s.tp)
+        padding = expert_padding(rows, c["expert_tile_rows"], where(s.ep > 1, c["expert_imbalance"], 1.0))
+    k = work.experts_per_token
+    flop = layer_matmul_flop(tokens, s.tp, work.sharded_weights, work.whole_weights, k * work.expert_weights, padding)
+    weights = (
+        work.sharded_weights / s.tp + work.whole_weights + work.experts * work.expert_weights / (1.0 * s.ep * s.etp)
+    )
+    inputs = layer_width(
+        tokens,
+        s.tp,
+        s.etp,
+        work.sharded_inputs,
+        work.whole_inputs,
+        k * work.expert_sharded_inputs,
+        k * work.expert_whole_inputs,
+    )
+    outputs = layer_width(
+        tokens,
+        s.tp,
+        s.etp,
+        work.sharded_outputs,
+        work.whole_outputs,
+        k * work.expert_sharded_outputs,
+        k * work.expert_whole_outputs,
+    )
+    read, written = operand_bytes(workload), value_bytes(workload)
+
+    def product(moved: Number) -> Number:
+        return matmul_seconds(flop, rate.matmul, moved, rate.memory, work.kernels, rate.launch)
+
+    forward = product(product_bytes(read, inputs, weights, written, outputs))
+    backward = product(product_bytes(read, outputs, weights, written, inputs))
+    if workload.method != "full":  # only the gradient of activations passes through the frozen base
+        return forward, backward, weights
+    # the gradient of weights is accumulated (read, added, written) in its own type
+    state = state_precision(workload, s.framework)
+    backward = backward + product(product_bytes(read, inputs + outputs, 0.0, state.gradients, 2.0 * weights))
+    if s.framework == "ddp" and state.parameters > written:
+        # autocast reads float32 weights and writes the working copy in every forward pass
+        backward = backward + memory_seconds(weights * (state.parameters + written), rate.memory, 1.0)
+    return forward, backward, weights
