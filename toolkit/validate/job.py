@@ -18,6 +18,7 @@ interconnect           the usual node of the card
 flash_attn             off on cards before Ampere and in Megatron-DeepSpeed (an option there); else on
 kernels (no column)    Megatron's for Megatron-FSDP; fused for Composer, llm-foundry and compiled runs; else its own
 weights (no column)    bf16 for torchtune and where precision is "bf16-true"; else its own
+gradients (no column)  summed in bf16 in the benchmarks of NeMo and Megatron-Bridge; else the framework's own
 dropout (no column)    on for a GPT under Megatron-LM (its default is 0.1); else off
 =====================  ==============================================================================================
 """
@@ -291,6 +292,9 @@ def _workload(
         if "sgd" in optimizer
         else "adamw",
         attention="eager" if eager else "flash",
+        gradient_accumulation_dtype="bf16"
+        if precision in ("bf16", "fp8") and strategy.framework == "megatron" and words.sums_in_bf16(name, optimizer)
+        else "default",
         dropout=megatron_lm and not model.gated_mlp,
         kernels=words.kernels_of(name, strategy.framework, row.text("compile") == "1"),
         weights=words.weights_of(name, strategy.framework, row.text("precision")),

@@ -101,6 +101,15 @@ def recomputes_by_default(words: str) -> bool:
     return re.search(_RECOMPUTES, words.casefold()) is not None
 
 
+def sums_in_bf16(words: str, optimizer: str) -> bool:
+    """Whether gradients are summed and reduced in bf16, as the benchmarks of NeMo and Megatron-Bridge do.
+
+    Source: ``grad_reduce_in_fp32 = False`` in NeMo's scripts/performance/helpers.py and in ``perf_recipes/_common.py``
+    of Megatron-Bridge, whose Muon presets keep float32; ``grad_sync_dtype: bf16`` of the launcher before them.
+    """
+    return has_recipe_defaults(words) and "muon" not in optimizer.casefold()
+
+
 def has_recipe_defaults(words: str) -> bool:
     """Whether the framework's recipes turn on the distributed optimizer, sequence parallelism and etp 1 by themselves.
 
