@@ -7,6 +7,8 @@ where it accumulates. Left out: wave quantisation, products of the scan of state
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from toolkit.calibration import Calibration
 from toolkit.equation import equation
 from toolkit.estimate.matmul import Rates, matmul_seconds, memory_seconds
@@ -15,6 +17,15 @@ from toolkit.estimate.work import LayerWork
 from toolkit.numeric import Number, where
 from toolkit.strategy import Strategy
 from toolkit.workload import Workload
+
+
+class ProductSeconds(NamedTuple):
+    """Seconds of the matrix products of one layer and micro batch, and the weights that a GPU holds of it."""
+
+    forward: Number
+    backward: Number
+    gradient: Number  # that part of the backward which makes the gradient of weights
+    weights: Number
 
 
 @equation("T12", "2*tokens*(sharded/tp + whole + k*expert*padding/tp)")
@@ -69,8 +80,8 @@ def product_bytes(read: float, inputs: Number, weights: Number, written: float, 
 
 def product_seconds(
     work: LayerWork, rate: Rates, workload: Workload, s: Strategy, c: Calibration, tokens: Number
-) -> tuple[Number, Number, Number]:
-    """Seconds of the products of a layer forward and backward, and the weights that a GPU holds of it."""
+) -> ProductSeconds:
+    """Seconds of the products of a layer for one micro batch."""
     padding: Number = 1.0
     if work.expert_weights:
         rows = tokens * work.experts_per_token * s.etp * s.ep / (work.experts * s.tp)
@@ -106,11 +117,12 @@ def product_seconds(
     forward = product(product_bytes(read, inputs, weights, written, outputs))
     backward = product(product_bytes(read, outputs, weights, written, inputs))
     if workload.method != "full":  # only the gradient of activations passes through the frozen base
-        return forward, backward, weights
+        return ProductSeconds(forward, backward, 0.0, weights)
     # the gradient of weights is accumulated (read, added, written) in its own type
     state = state_precision(workload, s.framework)
-    backward = backward + product(product_bytes(read, inputs + outputs, 0.0, state.gradients, 2.0 * weights))
+    gradient = product(product_bytes(read, inputs + outputs, 0.0, state.gradients, 2.0 * weights))
+    backward = backward + gradient
     if s.framework == "ddp" and state.parameters > written:
         # autocast reads float32 weights and writes the working copy in every forward pass
         backward = backward + memory_seconds(weights * (state.parameters + written), rate.memory, 1.0)
-    return forward, backward, weights
+    return ProductSeconds(forward, backward, gradient, weights)

@@ -29,6 +29,8 @@ class LayerSeconds(NamedTuple):
     core: Number  # the attention core alone, forward
     head: Number  # forward and backward
     attention: Number  # attention kernels, forward and backward: what ring attention hides behind
+    products: Number  # matrix products, forward
+    gradient: Number  # matrix products that make the gradient of weights, a part of the backward pass
 
 
 @equation("T4", "max(device, host)")
@@ -56,7 +58,7 @@ def layer_seconds(work: LayerWork, rate: Rates, workload: Workload, s: Strategy,
     tokens = 1.0 * s.micro_batch_size * workload.sequence_length / s.cp
     memory = rate.memory * c["memory_fraction"]
     shared = where(s.sequence_parallel, s.tp, 1)
-    linear, linear_backward, weights = product_seconds(work, rate, workload, s, c, tokens)
+    linear, linear_backward, gradient, weights = product_seconds(work, rate, workload, s, c, tokens)
 
     whole_forward, sharded_forward, whole_backward, sharded_backward = _elementwise(work, workload, each)
     factor = 1.0 if fused else c["unfused_traffic"]
@@ -91,6 +93,8 @@ def layer_seconds(work: LayerWork, rate: Rates, workload: Workload, s: Strategy,
         core=core,
         head=_head_seconds(work, rate, workload, s, tokens, memory),
         attention=core + core_backward,
+        products=linear,
+        gradient=gradient,
     )
 
 
