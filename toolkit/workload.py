@@ -35,6 +35,9 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     lora_rank: int = 16
     lora_targets: str = "all-linear"  # all-linear | attention
     attention: str = "flash"  # flash (never stores the score matrix) | eager
+    # which fused attention: 1 FlashAttention 1 and its Triton version (2022 to 2023), 2 FlashAttention 2, 3 cuDNN and
+    # FlashAttention 3 (Transformer Engine); 0: what the framework brings
+    flash_generation: int = 0
     fused_cross_entropy: bool = False  # true: logits are never whole in memory
     gradient_accumulation_dtype: str = "default"  # default (the framework's own) | bf16 | fp32
     dropout: bool = False

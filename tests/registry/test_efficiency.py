@@ -10,7 +10,10 @@ from toolkit.cluster import Link
 from toolkit.registry.calibrations import load_calibration
 from toolkit.registry.efficiency import DATA, assumptions, attention_curve, fabric_curve, matmul_curve
 
-TABLES = {name: tomllib.loads((DATA / f"{name}.toml").read_text()) for name in ("matmul", "attention", "fabric")}
+TABLES = {
+    name: tomllib.loads((DATA / f"{name}.toml").read_text())
+    for name in ("matmul", "attention", "first_attention", "fabric")
+}
 ROWS = [(name, row, values) for name, rows in TABLES.items() for row, values in rows.items()]
 
 
@@ -22,6 +25,18 @@ def test_every_row_has_a_status_and_a_source(name: str, row: str, values: dict[s
     for key, value in values.items():
         if key.endswith("_fraction"):
             assert 0 < value <= 1, key
+
+
+def test_the_first_generation_of_fused_attention_is_slower() -> None:
+    """arXiv 2307.08691: the second doubles it on A100 at 8k tokens and heads of 128, forward and backward."""
+
+    def rate(generation: int) -> float:
+        curve = attention_curve(A100, generation)
+        forward = curve.max_fraction * 8192 / (8192 + curve.half_sequence)
+        return 3.5 / (1.0 / forward + 2.5 / (forward * curve.backward_ratio))
+
+    assert 0.25 < rate(1) < 0.40  # of the peak, as the paper says of FlashAttention 1
+    assert 1.4 < rate(2) / rate(1) < 2.2
 
 
 def test_architectures_have_both_curves() -> None:

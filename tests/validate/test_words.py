@@ -6,6 +6,7 @@ import pytest
 
 from toolkit.validate.words import (
     Network,
+    flash_generation_of,
     framework_of,
     has_recipe_defaults,
     kernels_of,
@@ -129,6 +130,23 @@ def test_memory_of_the_last_rank() -> None:
 )
 def test_kernels(words: str, framework: str, compiled: bool, expected: str) -> None:
     assert kernels_of(words, framework, compiled) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "stated", "expected"),
+    [
+        ("Composer/llm-foundry FSDP", "1", 1),
+        ("Composer/llm-foundry FSDP", "flash-attn 2", 2),
+        ("JAX Pax + TransformerEngine", "", 3),
+        ("MaxText 25.01", "1", 3),
+        ("torchtitan FSDP2", "sdpa", 0),
+        ("torchtitan FSDP2", "fa3", 3),
+        ("Megatron-LM", "1", 0),
+        ("LLaMA-Factory HF+FA2", "flash_attention_2", 2),
+    ],
+)
+def test_generation_of_fused_attention(words: str, stated: str, expected: int) -> None:
+    assert flash_generation_of(words, stated) == expected
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from toolkit.cluster import Accelerator
 from toolkit.equation import equation
 from toolkit.numeric import Number
 from toolkit.registry.efficiency import attention_curve, matmul_curve
+from toolkit.workload import Workload
 
 # where the peak of a precision is not stated, the next one is used
 _FALLBACK = {"fp8": ("fp8", "bf16", "fp16", "fp32"), "fp16": ("fp16", "bf16", "fp32"), "bf16": ("bf16", "fp16", "fp32")}
@@ -77,18 +78,23 @@ def memory_seconds(moved: Number, bandwidth: float, fraction: float) -> Number:
     return moved / (bandwidth * fraction)
 
 
-def rates(
-    accelerator: Accelerator, precision: str, sequence_length: int, head_dim: int, framework: str, sustained: float
-) -> Rates:
+def flash_generation(workload: Workload, framework: str) -> int:
+    """Which fused attention runs: what the workload says, else Megatron's (3), else what PyTorch ships (2)."""
+    brought = 3 if framework == "megatron" or workload.kernels == "megatron" else 2
+    return workload.flash_generation or brought
+
+
+def rates(accelerator: Accelerator, workload: Workload, head_dim: int, framework: str, sustained: float) -> Rates:
     """Reached rates of one accelerator; ``sustained`` is the rate of long runs over that of a short benchmark."""
+    precision = workload.precision
     linear = matmul_curve(accelerator)
-    curve = attention_curve(accelerator)
-    fraction = curve.max_fraction if framework == "megatron" else curve.torch_fraction or curve.max_fraction
+    generation = flash_generation(workload, framework)
+    curve = attention_curve(accelerator, generation)
+    fraction = curve.torch_fraction or curve.max_fraction if generation == 2 else curve.max_fraction
     wide = "bf16" if precision == "fp8" else precision
     peak_wide = peak_flop_per_second(accelerator, wide)
-    attention = attention_rate(
-        peak_wide, fraction, float(sequence_length), curve.half_sequence, (head_dim / 128.0) ** 0.5
-    )
+    width = (head_dim / 128.0) ** 0.5 if curve.narrow_heads else 1.0
+    attention = attention_rate(peak_wide, fraction, float(workload.sequence_length), curve.half_sequence, width)
     return Rates(
         peak=peak_flop_per_second(accelerator, precision),
         matmul=_achievable(accelerator, precision) * sustained,

@@ -83,14 +83,8 @@ def step(
     """Seconds of one optimizer step with bounds, tokens/s per GPU, MFU and HFU (both over the dense peak)."""
     s, sent, c = strategy, communication, calibration
     work = layer_work(model, workload)
-    rate = rates(
-        cluster.accelerator,
-        workload.precision,
-        workload.sequence_length,
-        attention_dims(model)[0],
-        s.framework,
-        c["sustained_matmul_fraction"],
-    )
+    sustained = c["sustained_matmul_fraction"]
+    rate = rates(cluster.accelerator, workload, attention_dims(model)[0], s.framework, sustained)
     layer = layer_seconds(work, rate, workload, s, c)
     layers, micro = 1.0 * ceil_div(work.layers, s.pp), 1.0 * s.gradient_accumulation_steps
     again = recompute_seconds(s.recompute, layer.forward, layer.core)

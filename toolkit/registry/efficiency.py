@@ -33,6 +33,7 @@ class AttentionCurve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     torch_fraction: float = 0.0  # of the kernels that PyTorch ships; 0: the same
     backward_ratio: float
     half_sequence: float
+    narrow_heads: bool = True  # whether heads narrower than 128 slow it
     status: str
     source: str
 
@@ -50,7 +51,7 @@ class FabricCurve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     source: str
 
 
-@lru_cache(maxsize=3)
+@lru_cache(maxsize=4)
 def _load(name: str) -> dict[str, dict[str, Any]]:
     import tomllib
 
@@ -72,9 +73,13 @@ def matmul_curve(accelerator: Accelerator) -> MatmulCurve:
     return msgspec.convert(_of_architecture("matmul", accelerator), MatmulCurve)
 
 
-def attention_curve(accelerator: Accelerator) -> AttentionCurve:
-    """The row of the accelerator's architecture in attention.toml, or the assumed row ``other``."""
-    return msgspec.convert(_of_architecture("attention", accelerator), AttentionCurve)
+def attention_curve(accelerator: Accelerator, generation: int = 3) -> AttentionCurve:
+    """The row of the accelerator's architecture in attention.toml, or the assumed row ``other``.
+
+    The first generation of fused kernels has a table of its own, first_attention.toml.
+    """
+    table = "first_attention" if generation == 1 else "attention"
+    return msgspec.convert(_of_architecture(table, accelerator), AttentionCurve)
 
 
 def fabric_curve(link: Link) -> FabricCurve:

@@ -16,6 +16,7 @@ gpu_mem_gb             the strongest card of that name (a published run is known
 vocab                  that of the registered model; else 51,200, GPT-2's padded
 interconnect           the usual node of the card
 flash_attn             off on cards before Ampere and in Megatron-DeepSpeed (an option there); else on
+flash_attn, which      the first generation in llm-foundry, cuDNN's with Transformer Engine; else the framework's own
 kernels (no column)    Megatron's for Megatron-FSDP; fused for Composer, llm-foundry and compiled runs; else its own
 weights (no column)    bf16 for torchtune and where precision is "bf16-true"; else its own
 gradients (no column)  summed in bf16 in the benchmarks of NeMo and Megatron-Bridge; else the framework's own
@@ -292,6 +293,7 @@ def _workload(
         if "sgd" in optimizer
         else "adamw",
         attention="eager" if eager else "flash",
+        flash_generation=words.flash_generation_of(name, flash),
         gradient_accumulation_dtype="bf16"
         if precision in ("bf16", "fp8") and strategy.framework == "megatron" and words.sums_in_bf16(name, optimizer)
         else "default",

@@ -13,7 +13,7 @@ _JAX = r"maxtext|pax|\bjax\b"
 _TORCH = r"fsdp|torchtitan|torchtune|automodel|composer|foundry|litgpt|fabric|llama-factory"
 # frameworks whose published recipes shard the optimizer and use sequence parallelism without saying so
 _RECIPE_DEFAULTS = r"nemo|megatron-bridge"
-_FUSED_LOSS = r"composer|foundry"
+_COMPOSER = r"composer|foundry"
 _RECOMPUTES = r"torchtune|llama-factory"
 
 # the first fabric whose words a text has; the name is one that the table of measured fabrics knows
@@ -80,9 +80,23 @@ def kernels_of(words: str, framework: str, compiled: bool) -> str:
     name = words.casefold()
     if framework == "fsdp" and re.search(_MEGATRON, name):
         return "megatron"
-    if framework in ("ddp", "fsdp") and (compiled or re.search(_FUSED_LOSS, name)):
+    if framework in ("ddp", "fsdp") and (compiled or re.search(_COMPOSER, name)):
         return "fused"
     return "default"
+
+
+def flash_generation_of(words: str, stated: str) -> int:
+    """Which fused attention a run had, 0 where that follows from the framework that runs it.
+
+    A version that is stated counts. llm-foundry's benchmarks ran ``attn_impl: triton``, FlashAttention 1 in Triton
+    (default of ``scripts/train/benchmarking/submit_benchmarks.py``); Transformer Engine calls cuDNN.
+    """
+    version = re.search(r"(?:fa|attn|attention|flash)[- _]?v?([123])\b", stated.casefold())
+    if version:
+        return int(version[1])
+    if re.search("cudnn|transformer ?engine|maxtext", f"{words} {stated}".casefold()):
+        return 3
+    return 1 if re.search(_COMPOSER, words.casefold()) else 0
 
 
 def weights_of(words: str, framework: str, precision: str) -> str:
