@@ -28,6 +28,7 @@ NOUNS = {
     "megatron_shapes",
     "transformers_shapes",
     "pipeline_split",
+    "context_parallel",
 }
 MAY_IMPORT = {
     "decode": {"decode", *FOUNDATION, *NOUNS},

@@ -55,6 +55,17 @@ def ceil_div(numerator: Number, denominator: Number) -> Number:
     return -(-numerator // denominator)
 
 
+def gcd(left: Number, right: Number) -> Number:
+    """Greatest common divisor of two whole numbers above 0."""
+    if is_column(left, right):
+        import numpy
+
+        return numpy.gcd(left, right)
+    import math
+
+    return math.gcd(left, right)
+
+
 def log2(value: Number) -> Number:
     """Logarithm to base 2."""
     if is_column(value):

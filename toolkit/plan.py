@@ -19,6 +19,7 @@ from toolkit.workload import MOST_SEQUENCES, MOST_TOKENS, Workload
 
 SCHEMA = 1
 NEVER_ZERO = ("num_hidden_layers", "hidden_size", "vocab_size")
+MAY_BE_ZERO = ("zero_stage", "sequence_parallel", "recompute", "recompute_layers", "offload")
 # the largest that the options and the decoder take
 MOST = {
     "strategy": MOST_GPUS,
@@ -26,6 +27,7 @@ MOST = {
     "gradient_accumulation_steps": MOST_SEQUENCES,
     "zero_stage": 3,
     "sequence_parallel": 1,
+    "recompute_layers": 10_000,
     "sequence_length": MOST_TOKENS,
     "global_batch_size": MOST_SEQUENCES,
     "num_hidden_layers": 10_000,
@@ -124,7 +126,7 @@ def _require_possible(plan: Plan, where: str) -> None:
         ("verdict", plan.verdict in VERDICTS, plan.verdict, " or ".join(VERDICTS))
     ]
     groups: tuple[tuple[str, msgspec.Struct, dict[str, int]], ...] = (
-        ("strategy", plan.strategy, dict.fromkeys(("zero_stage", "sequence_parallel", "recompute", "offload"), 0)),
+        ("strategy", plan.strategy, dict.fromkeys(MAY_BE_ZERO, 0)),
         ("cluster", plan.cluster, {"fast_domain_gpus": 0, "host_cores": 0}),
         ("workload", plan.workload, {}),
         ("model", plan.model, dict.fromkeys(set(plan.model.__struct_fields__) - {*NEVER_ZERO}, 0)),

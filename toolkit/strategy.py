@@ -14,6 +14,13 @@ import msgspec
 FRAMEWORKS = ("ddp", "deepspeed", "fsdp", "megatron")
 RECOMPUTE = ("none", "selective", "full")
 OFFLOAD = ("none", "optimizer", "optimizer+parameters")
+# how context-parallel ranks share keys and values: names of megatron-core's cp_comm_type
+CP_METHODS = ("p2p", "all_gather", "a2a", "a2a+p2p")
+NAMED = {"recompute": RECOMPUTE, "offload": OFFLOAD}  # fields that people write by name
+SCHEDULES = ("1f1b", "zb-1p", "zb-2p", "zb-v")  # of the pipeline; zb: zero bubble, arXiv 2401.10241
+VOCABULARY = ("ends", "balanced", "spread")  # where embedding and head lie in the pipeline
+TP_OVERLAP = ("none", "backward", "all")  # tensor-parallel collectives that run beside matrix products
+WORDS = {"cp_method": CP_METHODS, "schedule": SCHEDULES, "vocabulary": VOCABULARY, "tp_overlap": TP_OVERLAP}
 
 
 class Strategy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -24,6 +31,14 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     * dp = global batch``. ``dp_shard`` ranks share one copy of what ``zero_stage`` shards: equal to
     ``dp`` except for hybrid sharding. ``hpz`` is the group that keeps a secondary copy of the
     parameters (ZeRO++), 1 for none. ``recompute`` and ``offload`` index RECOMPUTE and OFFLOAD.
+    ``recompute_layers`` is how many layers of each pipeline stage a full recomputation runs again, the same number
+    in each of its virtual stages; 0 is all of them.
+    Never columns, like the framework: ``cp_method`` is how context-parallel ranks share keys and values: in a ring,
+    gathered whole, by exchanging heads (Ulysses), or heads inside and a ring outside; ``schedule`` is 1F1B
+    (interleaved with virtual stages) or one of the zero-bubble schedules; ``vocabulary`` is on the end stages, on end
+    stages that have fewer layers for it, or spread over all stages (arXiv 2411.05288); ``tp_overlap`` is Megatron's:
+    nothing, the collectives of the backward pass beside gradients (its default), or all by user buffers
+    (``--tp-comm-overlap``).
     """
 
     framework: str = "deepspeed"
@@ -41,7 +56,12 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     gradient_accumulation_steps: int = 1
     sequence_parallel: int = 0
     recompute: int = 0
+    recompute_layers: int = 0
     offload: int = 0
+    cp_method: str = "p2p"
+    schedule: str = "1f1b"
+    vocabulary: str = "ends"
+    tp_overlap: str = "backward"
 
     def take(self, index: int) -> Strategy:
         """The scalar strategy in row ``index`` of a column strategy."""
@@ -68,8 +88,14 @@ def describe(strategy: Strategy) -> str:
     words += [
         f"{axis}{getattr(strategy, axis)}" for axis in ("tp", "pp", "cp", "ep", "dp") if getattr(strategy, axis) > 1
     ]
+    if strategy.cp_method != CP_METHODS[0]:
+        words.append(f"cp-{strategy.cp_method}")
     if strategy.virtual_pipeline_stages > 1:
         words.append(f"vpp{strategy.virtual_pipeline_stages}")
+    if strategy.schedule != SCHEDULES[0]:
+        words.append(strategy.schedule)
+    if strategy.vocabulary != VOCABULARY[0]:
+        words.append(f"vocabulary-{strategy.vocabulary}")
     if strategy.ep > 1 and strategy.etp != strategy.tp:
         words.append(f"etp{strategy.etp}")
     if strategy.sequence_parallel:
@@ -82,30 +108,37 @@ def describe(strategy: Strategy) -> str:
         words.append(f"hpz{strategy.hpz}")
     words.append(f"mb{strategy.micro_batch_size}x{strategy.gradient_accumulation_steps}")
     if strategy.recompute:
-        words.append(f"recompute-{RECOMPUTE[strategy.recompute]}")
+        layers = f"-{strategy.recompute_layers}-layers" if strategy.recompute_layers else ""
+        words.append(f"recompute-{RECOMPUTE[strategy.recompute]}{layers}")
     if strategy.offload:
         words.append(f"offload-{OFFLOAD[strategy.offload]}")
     return " ".join(words)
 
 
 def value_in_words(field: str, value: int) -> str:
-    """A field's value as people write it: recompute and offload by name."""
-    names = {"recompute": RECOMPUTE, "offload": OFFLOAD}.get(field)
+    """A field's value as people write it: a number, or the name that it is an index of."""
+    names = (NAMED | WORDS).get(field)
     return names[value] if names else str(value)
 
 
 def to_json(strategy: Strategy) -> dict[str, Any]:
     """The JSON form: recompute and offload by name."""
-    values = msgspec.structs.asdict(strategy)
-    return values | {"recompute": RECOMPUTE[strategy.recompute], "offload": OFFLOAD[strategy.offload]}
+    values: dict[str, Any] = msgspec.structs.asdict(strategy)
+    return values | {name: known[getattr(strategy, name)] for name, known in NAMED.items()}
 
 
 def from_json(values: dict[str, Any]) -> Strategy:
-    """The inverse of :func:`to_json`; raises ``msgspec.ValidationError`` or ``ValueError``."""
+    """The inverse of :func:`to_json`; a field that is not there has its default.
+
+    Raises ``msgspec.ValidationError`` or ``ValueError``.
+    """
     values = dict(values)
-    for name, known in (("recompute", RECOMPUTE), ("offload", OFFLOAD)):
-        given = values.get(name, "none")
+    for name, known in NAMED.items():
+        given = values.get(name, known[0])
         if given not in known:
             raise ValueError(f"strategy.{name} is {given!r}, not one of {', '.join(known)}")
         values[name] = known.index(given)
+    for name, known in WORDS.items():
+        if values.get(name, known[0]) not in known:
+            raise ValueError(f"strategy.{name} is {values[name]!r}, not one of {', '.join(known)}")
     return msgspec.convert(values, Strategy)
