@@ -1,4 +1,4 @@
-"""Equations T12, T13, T18 and T21: seconds of the matrix products of one average layer, for one micro batch.
+"""Equations T12, T13, T18, T21 and T22: seconds of the matrix products of one average layer, for one micro batch.
 
 Forward, gradient of activations and gradient of weights are one product each: the same FLOP, other operands. Read are
 operands in the type of the product (one byte in fp8), written are 16-bit results; the gradient of weights is added
@@ -78,6 +78,21 @@ def product_bytes(read: float, inputs: Number, weights: Number, written: float, 
     return read * (inputs + weights) + written * outputs
 
 
+@equation("T22", "bytes*tokens*(sharded/tp + whole/shared + k*(expert_sharded + expert_whole*etp)/tp)")
+def cast_bytes(
+    bytes_each: float, tokens: Number, tp: Number, shared: Number, sharded: float, whole: float, experts: Number
+) -> Number:
+    """Bytes of casting operands to fp8; under sequence parallelism (``shared`` is tp) whole ones are cast in parts.
+
+    A kernel of its own reads 16 bits and writes two copies of one byte, for two products with other axes innermost;
+    Transformer Engine fuses most casts into norms and activations. ``experts`` is that part of T21. Left out: casts of
+    weights (once a step).
+
+    Source: Transformer Engine 2.x, common/transpose/cast_transpose.cu, common/cast, pytorch/module/layernorm_mlp.py.
+    """
+    return bytes_each * (tokens * (sharded / tp + whole / shared) + experts)
+
+
 def product_seconds(
     work: LayerWork, rate: Rates, workload: Workload, s: Strategy, c: Calibration, tokens: Number
 ) -> ProductSeconds:
@@ -116,6 +131,16 @@ def product_seconds(
 
     forward = product(product_bytes(read, inputs, weights, written, outputs))
     backward = product(product_bytes(read, outputs, weights, written, inputs))
+    if workload.precision == "fp8":
+        shared = where(s.sequence_parallel, s.tp, 1)
+
+        def cast(sharded: float, whole: float, elements: Number) -> Number:
+            experts = elements - tokens * (sharded / s.tp + whole)
+            moved = cast_bytes(c["fp8_cast_bytes"], tokens, s.tp, shared, sharded, whole, experts)
+            return memory_seconds(moved, rate.memory, c["memory_fraction"])
+
+        forward = forward + cast(work.sharded_inputs, work.whole_inputs, inputs)
+        backward = backward + cast(work.sharded_outputs, work.whole_outputs, outputs)
     if workload.method != "full":  # only the gradient of activations passes through the frozen base
         return ProductSeconds(forward, backward, 0.0, weights)
     # the gradient of weights is accumulated (read, added, written) in its own type
