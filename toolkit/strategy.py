@@ -7,7 +7,7 @@ what they allocate and send, not in a coefficient.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -16,11 +16,13 @@ RECOMPUTE = ("none", "selective", "full")
 OFFLOAD = ("none", "optimizer", "optimizer+parameters")
 # how context-parallel ranks share keys and values: names of megatron-core's cp_comm_type
 CP_METHODS = ("p2p", "all_gather", "a2a", "a2a+p2p")
-NAMED = {"recompute": RECOMPUTE, "offload": OFFLOAD}  # fields that people write by name
-SCHEDULES = ("1f1b", "zb-1p", "zb-2p", "zb-v")  # of the pipeline; zb: zero bubble, arXiv 2401.10241
-VOCABULARY = ("ends", "balanced", "spread")  # where embedding and head lie in the pipeline
-TP_OVERLAP = ("none", "backward", "all")  # tensor-parallel collectives that run beside matrix products
-WORDS = {"cp_method": CP_METHODS, "schedule": SCHEDULES, "vocabulary": VOCABULARY, "tp_overlap": TP_OVERLAP}
+NAMED: dict[str, tuple[str, ...]] = {"recompute": RECOMPUTE, "offload": OFFLOAD}  # fields that people write by name
+WORDS: dict[str, tuple[str, ...]] = {
+    "cp_method": CP_METHODS,
+    "schedule": SCHEDULES,
+    "vocabulary": VOCABULARY,
+    "tp_overlap": TP_OVERLAP,
+}
 
 
 class Strategy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,7 +37,7 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     in each of its virtual stages; 0 is all of them.
     Never columns, like the framework: ``cp_method`` is how context-parallel ranks share keys and values: in a ring,
     gathered whole, by exchanging heads (Ulysses), or heads inside and a ring outside; ``schedule`` is 1F1B
-    (interleaved with virtual stages) or one of the zero-bubble schedules; ``vocabulary`` is on the end stages, on end
+    (interleaved with virtual stages) or one of the zero-bubble schedules (arXiv 2401.10241); ``vocabulary`` is on the end stages, on end
     stages that have fewer layers for it, or spread over all stages (arXiv 2411.05288); ``tp_overlap`` is Megatron's:
     nothing, the collectives of the backward pass beside gradients (its default), or all by user buffers
     (``--tp-comm-overlap``).
@@ -59,9 +61,9 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     recompute_layers: int = 0
     offload: int = 0
     cp_method: str = "p2p"
-    schedule: str = "1f1b"
-    vocabulary: str = "ends"
-    tp_overlap: str = "backward"
+    schedule: Literal["1f1b", "zb-1p", "zb-2p", "zb-v"] = "1f1b"
+    vocabulary: Literal["ends", "balanced", "spread"] = "ends"
+    tp_overlap: Literal["none", "backward", "all"] = "backward"
 
     def take(self, index: int) -> Strategy:
         """The scalar strategy in row ``index`` of a column strategy."""
@@ -92,9 +94,9 @@ def describe(strategy: Strategy) -> str:
         words.append(f"cp-{strategy.cp_method}")
     if strategy.virtual_pipeline_stages > 1:
         words.append(f"vpp{strategy.virtual_pipeline_stages}")
-    if strategy.schedule != SCHEDULES[0]:
+    if strategy.schedule != "1f1b":
         words.append(strategy.schedule)
-    if strategy.vocabulary != VOCABULARY[0]:
+    if strategy.vocabulary != "ends":
         words.append(f"vocabulary-{strategy.vocabulary}")
     if strategy.ep > 1 and strategy.etp != strategy.tp:
         words.append(f"etp{strategy.etp}")
