@@ -17,12 +17,6 @@ OFFLOAD = ("none", "optimizer", "optimizer+parameters")
 # how context-parallel ranks share keys and values: names of megatron-core's cp_comm_type
 CP_METHODS = ("p2p", "all_gather", "a2a", "a2a+p2p")
 NAMED: dict[str, tuple[str, ...]] = {"recompute": RECOMPUTE, "offload": OFFLOAD}  # fields that people write by name
-WORDS: dict[str, tuple[str, ...]] = {
-    "cp_method": CP_METHODS,
-    "schedule": SCHEDULES,
-    "vocabulary": VOCABULARY,
-    "tp_overlap": TP_OVERLAP,
-}
 
 
 class Strategy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,10 +31,10 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     in each of its virtual stages; 0 is all of them.
     Never columns, like the framework: ``cp_method`` is how context-parallel ranks share keys and values: in a ring,
     gathered whole, by exchanging heads (Ulysses), or heads inside and a ring outside; ``schedule`` is 1F1B
-    (interleaved with virtual stages) or one of the zero-bubble schedules (arXiv 2401.10241); ``vocabulary`` is on the end stages, on end
-    stages that have fewer layers for it, or spread over all stages (arXiv 2411.05288); ``tp_overlap`` is Megatron's:
-    nothing, the collectives of the backward pass beside gradients (its default), or all by user buffers
-    (``--tp-comm-overlap``).
+    (interleaved with virtual stages) or one of the zero-bubble schedules (arXiv 2401.10241); ``vocabulary`` is on the
+    end stages, on end stages that have fewer layers for it, or spread over all stages (arXiv 2411.05288);
+    ``tp_overlap`` is Megatron's: nothing, the collectives of the backward pass beside gradients (its default), or all
+    by user buffers (``--tp-comm-overlap``).
     """
 
     framework: str = "deepspeed"
@@ -60,7 +54,7 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     recompute: int = 0
     recompute_layers: int = 0
     offload: int = 0
-    cp_method: str = "p2p"
+    cp_method: Literal["p2p", "all_gather", "a2a", "a2a+p2p"] = "p2p"
     schedule: Literal["1f1b", "zb-1p", "zb-2p", "zb-v"] = "1f1b"
     vocabulary: Literal["ends", "balanced", "spread"] = "ends"
     tp_overlap: Literal["none", "backward", "all"] = "backward"
@@ -119,7 +113,7 @@ def describe(strategy: Strategy) -> str:
 
 def value_in_words(field: str, value: int) -> str:
     """A field's value as people write it: a number, or the name that it is an index of."""
-    names = (NAMED | WORDS).get(field)
+    names = {**NAMED, "cp_method": CP_METHODS}.get(field)
     return names[value] if names else str(value)
 
 
@@ -140,7 +134,4 @@ def from_json(values: dict[str, Any]) -> Strategy:
         if given not in known:
             raise ValueError(f"strategy.{name} is {given!r}, not one of {', '.join(known)}")
         values[name] = known.index(given)
-    for name, known in WORDS.items():
-        if values.get(name, known[0]) not in known:
-            raise ValueError(f"strategy.{name} is {values[name]!r}, not one of {', '.join(known)}")
     return msgspec.convert(values, Strategy)
