@@ -45,7 +45,9 @@ class CommunicationEstimate(msgspec.Struct, frozen=True, kw_only=True, forbid_un
     """Per GPU and optimizer step: bytes sent, and seconds if nothing hid them, by axis.
 
     ``dp_unhidable_seconds`` is the part of ``dp_seconds`` that no computation can run beside (the gather of
-    parameters after the optimizer step in ZeRO-1 and ZeRO-2).
+    parameters after the optimizer step in ZeRO-1 and ZeRO-2). ``tp_hidable_seconds`` is the part of ``tp_seconds``
+    that has a product of the backward pass to run beside, ``cp_unhidable_seconds`` the part of ``cp_seconds`` that
+    attention waits for (gathers and exchanges; a ring runs beside it).
     """
 
     tp_bytes: float = 0.0
@@ -59,6 +61,8 @@ class CommunicationEstimate(msgspec.Struct, frozen=True, kw_only=True, forbid_un
     pp_seconds: float = 0.0
     dp_seconds: float = 0.0
     dp_unhidable_seconds: float = 0.0
+    tp_hidable_seconds: float = 0.0
+    cp_unhidable_seconds: float = 0.0
 
 
 class StepEstimate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

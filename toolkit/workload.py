@@ -41,9 +41,12 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     fused_cross_entropy: bool = False  # true: logits are never whole in memory
     gradient_accumulation_dtype: str = "default"  # default (the framework's own) | bf16 | fp32
     dropout: bool = False
+    launch_blocking: bool = False  # CUDA_LAUNCH_BLOCKING=1: the host waits for every kernel, nothing runs beside it
     # what computes layers and loss. default: what the framework of the strategy brings; fused: norms, activations and
     # the loss by compiled or hand-written kernels; megatron: Megatron's layers under another framework's sharding
     kernels: str = "default"
     # default: the framework's own; bf16: weights, gradients and optimizer states in 16 bits, no float32 anywhere
-    # (PyTorch's DDP and FSDP only)
+    # (PyTorch's DDP and FSDP only); fp8: matrices in 8 bits alone, without a 16-bit copy (Megatron's fp8_param_gather)
     weights: str = "default"
+    # what selective recomputation runs again in Megatron, joined by "+" (estimate/selective.py has the names)
+    recompute_modules: str = "core_attn"

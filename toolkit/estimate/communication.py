@@ -21,8 +21,10 @@ from toolkit.estimate.collectives import (
     point_to_point_seconds,
     ring_bytes,
 )
+from toolkit.estimate.context_traffic import context_traffic
 from toolkit.estimate.data_parallel import Traffic, data_traffic
 from toolkit.estimate.precision import value_bytes
+from toolkit.estimate.recomputation import recomputed_share
 from toolkit.estimate.work import LayerWork, layer_work
 from toolkit.estimates import CommunicationEstimate
 from toolkit.model import ModelSpec
@@ -40,26 +42,37 @@ def activation_message(micro_batch: Number, sequence: float, cp: Number, hidden:
     return 1.0 * micro_batch * sequence / cp * hidden * bytes_each
 
 
-@equation("C9", "m*(passes*(1 + dense_mlps + expert_mlps*[etp > 1])*layers + 2)")
+@equation("C9", "m*((passes + [sp]/2)*(1 + dense_mlps)*layers + passes*expert_mlps*[etp > 1]*layers + 2)")
 def tensor_collectives(
-    micro_batches: Number, layers: Number, passes: Number, attention_and_dense: float, expert_mlps: Number
+    micro_batches: Number,
+    layers: Number,
+    passes: Number,
+    sequence_parallel: Number,
+    attention_and_dense: float,
+    expert_mlps: Number,
 ) -> Number:
     """All-reduces (or pairs of reduce-scatter and all-gather) of one step on the fullest pipeline stage.
 
     One after attention and one after the MLP in the forward pass, the same in the backward, and again in the
-    forward when everything is recomputed (``passes`` 2 or 3); two more for embedding and head.
-    Source: Megatron-LM, arXiv 1909.08053, section 3; Korthikanti et al. 2022, section 4.2.2 (same bytes with SP).
+    forward when everything is recomputed (``passes`` 2 or 3); two more for embedding and head. Sequence parallelism
+    keeps the input of a column-parallel product cut and gathers it again for the gradient of weights: half a pair.
+    Source: Megatron-LM, arXiv 1909.08053, section 3; Korthikanti et al. 2022, section 4.2.2; megatron-core 0.16.1
+    tensor_parallel/layers.py:470-520.
     """
-    return micro_batches * (passes * (attention_and_dense + expert_mlps) * layers + 2.0)
+    again = 0.5 * sequence_parallel
+    return micro_batches * ((passes + again) * attention_and_dense * layers + passes * expert_mlps * layers + 2.0)
 
 
-@equation("C10", "m*layers*(passes + 1)*(cp - 1)")
-def ring_attention_sends(micro_batches: Number, layers: Number, passes: Number, cp: Number) -> Number:
-    """Key/value blocks that each rank sends: ``cp - 1`` forward (again when recomputed), twice that backward.
+@equation("C17", "m*((1 + dense_mlps)*layers + 1)")
+def hidable_collectives(micro_batches: Number, layers: Number, attention_and_dense: float) -> Number:
+    """Of those, all-reduces or pairs that a product of the backward pass can hide: the gradient of activations of a
+    column-parallel product is reduced beside the gradient of its weights, for which the input is gathered beside
+    the gradient of activations; one more for the head.
 
-    Source: ring attention, arXiv 2310.01889, section 3.
+    Nothing runs beside the collectives of a forward pass, nor beside the gather of a row-parallel product's gradient.
+    Source: megatron-core 0.16.1 tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication.
     """
-    return 1.0 * micro_batches * layers * (passes + 1.0) * (cp - 1.0)
+    return micro_batches * (attention_and_dense * layers + 1.0)
 
 
 @equation("C11", "b*s/cp*k*h*bytes*etp/tp")
@@ -86,11 +99,11 @@ def communication(
     """Bytes and seconds of every axis for one strategy or columns of them."""
     net, work, s = fabric(cluster), layer_work(model, workload), strategy
     layers = ceil_div(work.layers, s.pp)
-    passes = 2.0 + (s.recompute == 2)
+    passes = 2.0 + (s.recompute == 2) * recomputed_share(s.recompute_layers, layers)
     each = value_bytes(workload)
     message = activation_message(s.micro_batch_size, float(workload.sequence_length), s.cp, work.hidden, each)
-    tp = _tensor(net, work, s, layers, passes, message)
-    cp = _context(net, work, s, layers, passes, message)
+    tp, tp_hidable = _tensor(net, work, s, layers, passes, message)
+    cp, cp_unhidable = context_traffic(net, model, work, s, layers, passes, message)
     ep = _expert(net, work, s, layers, passes, message)
     pp = _pipeline(net, s, message)
     dp, unhidable = data_traffic(net, work, workload, s, layers)
@@ -106,25 +119,21 @@ def communication(
         pp_seconds=pp.seconds,
         dp_seconds=dp.seconds,
         dp_unhidable_seconds=unhidable,
+        tp_hidable_seconds=tp_hidable,
+        cp_unhidable_seconds=cp_unhidable,
     )
 
 
-def _tensor(net: Fabric, work: LayerWork, s: Strategy, layers: Number, passes: Number, message: Number) -> Traffic:
-    ranks = group(net, s.tp, 1)
+def _tensor(
+    net: Fabric, work: LayerWork, s: Strategy, layers: Number, passes: Number, message: Number
+) -> tuple[Traffic, Number]:
+    ranks, micro, dense = group(net, s.tp, 1), s.gradient_accumulation_steps, 1.0 + work.dense_fraction
+    cut = s.sequence_parallel if s.framework == "megatron" else 0
     expert_mlps = work.expert_fraction * (s.etp > 1)
-    number = tensor_collectives(s.gradient_accumulation_steps, layers, passes, 1.0 + work.dense_fraction, expert_mlps)
-    reduce = all_reduce_seconds(net, ranks, message)
-    scatter_gather = 2.0 * all_gather_seconds(net, ranks, message)
-    each = where(s.sequence_parallel, scatter_gather, reduce) if s.framework == "megatron" else reduce
-    return Traffic(number * 2.0 * ring_bytes(s.tp, message), number * each)
-
-
-def _context(net: Fabric, work: LayerWork, s: Strategy, layers: Number, passes: Number, message: Number) -> Traffic:
-    block = message / work.hidden * work.key_value_width / s.tp
-    number = ring_attention_sends(s.gradient_accumulation_steps, layers, passes, s.cp)
-    # the ring's slowest edge leaves the fast domain as soon as the group does
-    stride = where(s.tp * s.cp <= net.domain, s.tp, net.domain)
-    return Traffic(number * block, number * point_to_point_seconds(net, stride, block))
+    number = tensor_collectives(micro, layers, passes, cut, dense, expert_mlps)
+    each = where(cut, 2.0 * all_gather_seconds(net, ranks, message), all_reduce_seconds(net, ranks, message))
+    hidable = hidable_collectives(micro, layers, dense) * each
+    return Traffic(number * 2.0 * ring_bytes(s.tp, message), number * each), hidable
 
 
 def _expert(net: Fabric, work: LayerWork, s: Strategy, layers: Number, passes: Number, message: Number) -> Traffic:

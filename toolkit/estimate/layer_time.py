@@ -33,13 +33,13 @@ class LayerSeconds(NamedTuple):
     gradient: Number  # matrix products that make the gradient of weights, a part of the backward pass
 
 
-@equation("T4", "max(device, host)")
-def launch_bound(device: Number, host: float) -> Number:
-    """A pass cannot be faster than the host issues its kernels.
+@equation("T4", "max(device, host); launches that block: device + host")
+def launch_bound(device: Number, host: float, blocking: bool = False) -> Number:
+    """A pass cannot be faster than the host issues its kernels; one that waits for every kernel adds its own time.
 
     Source: a stream runs dry when the host is slower; vTrain's single-node runs (arXiv 2312.12391) show the floor.
     """
-    return maximum(device, host)
+    return device + host if blocking else maximum(device, host)
 
 
 @equation("T14", "tokens*(whole/shared + sharded/tp)")
@@ -60,7 +60,7 @@ def layer_seconds(work: LayerWork, rate: Rates, workload: Workload, s: Strategy,
     shared = where(s.sequence_parallel, s.tp, 1)
     linear, linear_backward, gradient, weights = product_seconds(work, rate, workload, s, c, tokens)
 
-    whole_forward, sharded_forward, whole_backward, sharded_backward = _elementwise(work, workload, each)
+    whole_forward, sharded_forward, whole_backward, sharded_backward = _elementwise(work, workload, each, fused)
     factor = 1.0 if fused else c["unfused_traffic"]
     element_forward = factor * elementwise_bytes(tokens, whole_forward, sharded_forward, shared, s.tp) / memory
     element_backward = factor * elementwise_bytes(tokens, whole_backward, sharded_backward, shared, s.tp) / memory
@@ -88,8 +88,8 @@ def layer_seconds(work: LayerWork, rate: Rates, workload: Workload, s: Strategy,
     host = c["host_layer_seconds_megatron"] if fused else c["host_layer_seconds_torch"]
     host = host + work.expert_fraction * c["host_expert_layer_seconds"]
     return LayerSeconds(
-        forward=launch_bound(forward, host),
-        backward=launch_bound(backward, host),
+        forward=launch_bound(forward, host, workload.launch_blocking),
+        backward=launch_bound(backward, host, workload.launch_blocking),
         core=core,
         head=_head_seconds(work, rate, workload, s, tokens, memory),
         attention=core + core_backward,
@@ -98,14 +98,16 @@ def layer_seconds(work: LayerWork, rate: Rates, workload: Workload, s: Strategy,
     )
 
 
-def _elementwise(work: LayerWork, workload: Workload, each: float) -> tuple[float, float, float, float]:
+def _elementwise(work: LayerWork, workload: Workload, each: float, fused: bool) -> tuple[float, float, float, float]:
     """Bytes per token of one layer: whole and sharded, forward and backward (reads and writes of fused kernels).
 
     The factors count operands: each of two residuals reads two tensors and writes one, a norm reads and writes one
     (five in its backward), tokens move to experts and back by a read and a write each. Not measured: assumed; the
     calibration ``memory_fraction`` takes up what they miss.
     """
-    dropout = 2.5 * work.hidden * each * 2.0 if workload.dropout else 0.0
+    # a kernel of its own reads, writes and keeps a mask of a byte; beside bias and residual the mask alone is new
+    kept = 1.0 if fused else 2.0 * each + 1.0
+    dropout = 2.0 * work.hidden * kept if workload.dropout else 0.0
     residual = 2.0 * 3.0 * work.hidden * each
     norm = work.norms * work.hidden * each
     gate = 1.0 + work.gated

@@ -22,9 +22,11 @@ from toolkit.estimate.flop import (
     recomputed_flop,
     utilization,
 )
-from toolkit.estimate.layer_time import layer_seconds
+from toolkit.estimate.layer_time import LayerSeconds, layer_seconds
 from toolkit.estimate.matmul import rates
-from toolkit.estimate.pipeline import bubble_seconds
+from toolkit.estimate.pipeline import balanced_layers, bubble_seconds, zero_bubble_seconds
+from toolkit.estimate.recomputation import recomputed_share
+from toolkit.estimate.redone import selective_flop, selective_seconds
 from toolkit.estimate.update import update_seconds, updated_parameters
 from toolkit.estimate.work import layer_work
 from toolkit.estimates import CommunicationEstimate, StepEstimate
@@ -87,12 +89,11 @@ def step(
     rate = rates(cluster.accelerator, workload, attention_dims(model)[0], s.framework, sustained)
     layer = layer_seconds(work, rate, workload, s, c)
     layers, micro = 1.0 * ceil_div(work.layers, s.pp), 1.0 * s.gradient_accumulation_steps
-    again = recompute_seconds(s.recompute, layer.forward, layer.core)
+    share = recomputed_share(s.recompute_layers, layers)
+    again = recompute_seconds(s.recompute, share * layer.forward, selective_seconds(model, workload, layer))
 
-    # an uneven split leaves a layer out beside the head: the slowest stage is the last or a full one
-    spared = minimum(1.0, layers * s.pp - work.layers)
     one = layer.forward + layer.backward
-    tail = maximum(layer.head - spared * (one + again), 0.0)
+    layers, tail = _slowest_stage(s, work.layers, layers, one + again, layer.head)
     compute = micro_batches_seconds(micro, layers, one, tail)
     recompute = micro_batches_seconds(micro, layers, again, 0.0)
     forward_window, backward_window = layers * layer.forward, layers * (layer.backward + again)
@@ -100,24 +101,25 @@ def step(
 
     def parts(tp: float, cp: float, ep: float, pp: float, dp: float, slowdown: float) -> tuple[Number, ...]:
         """Exposed seconds by axis and the bubble, for given hidden fractions."""
-        tp_seconds = exposed(sent.tp_seconds, sent.tp_seconds, tp)
-        cp_seconds = exposed(sent.cp_seconds, micro * layers * layer.attention, cp)
+        tp_seconds = _tensor_seconds(s, sent, micro * layers * layer.gradient, tp)
+        ring = sent.cp_seconds - sent.cp_unhidable_seconds
+        cp_seconds = sent.cp_unhidable_seconds + exposed(ring, micro * layers * layer.attention, cp)
         ep_seconds = exposed(sent.ep_seconds, sent.ep_seconds, ep)
         pp_seconds = exposed(sent.pp_seconds, sent.pp_seconds, pp)
         hidable = sent.dp_seconds - sent.dp_unhidable_seconds
         hiding = exposed(hidable, windows, dp)
         dp_seconds = data_axis_seconds(sent.dp_unhidable_seconds, hiding, hidable, windows, dp, slowdown)
         inside = (tp_seconds + cp_seconds + ep_seconds) / micro
-        stage = layers * (one + again) + inside
-        bubble = bubble_seconds(s.pp, s.virtual_pipeline_stages, stage)
+        bubble = _bubble_seconds(s, layers, layer, again, inside)
         return tp_seconds, cp_seconds, ep_seconds, pp_seconds, dp_seconds, bubble
 
+    blocked = 0.0 if workload.launch_blocking else 1.0
     likely = parts(
-        c["tp_hidden_fraction"],
-        c["cp_hidden_fraction"],
-        c["ep_hidden_fraction"],
-        where(s.virtual_pipeline_stages > 1, c["pp_hidden_fraction"], 0.0),
-        c["dp_hidden_fraction"],
+        blocked * c["tp_hidden_fraction"],
+        blocked * c["cp_hidden_fraction"],
+        blocked * c["ep_hidden_fraction"],
+        where(s.virtual_pipeline_stages > 1, blocked * c["pp_hidden_fraction"], 0.0),
+        blocked * c["dp_hidden_fraction"],
         c["overlap_slowdown"],
     )
     best = parts(1.0, 1.0, 1.0, 1.0, 1.0, 0.0)
@@ -134,7 +136,7 @@ def step(
     tokens = float(workload.global_batch_size) * workload.sequence_length
     forward = forward_flop_per_token(model, workload)
     model_flop = tokens * model_flop_per_token(model, workload)
-    redone = tokens * recomputed_flop(s.recompute, forward.layers, forward.attention)
+    redone = tokens * recomputed_flop(s.recompute, share * forward.layers, selective_flop(model, workload, forward))
     return StepEstimate(
         seconds=seconds,
         lower_seconds=minimum(seconds, base + sum(best) + copies),
@@ -167,6 +169,45 @@ def final_micro_batches(pipeline: Number, virtual: Number, micro_batches: Number
     Source: Narayanan et al. 2021, arXiv 2104.04473, section 2.2.
     """
     return minimum(1.0 * micro_batches, maximum(1.0, 1.0 * pipeline * (virtual - 1.0) / virtual))
+
+
+def _slowest_stage(
+    s: Strategy, all_layers: int, layers: Number, layer_seconds: Number, head: Number
+) -> tuple[Number, Number]:
+    """Layers of the slowest stage, and the seconds that the head adds to them."""
+    if s.vocabulary == "spread":
+        return layers, head / (1.0 * s.pp)
+    if s.vocabulary == "balanced":
+        balanced = balanced_layers(all_layers, s.pp, head / layer_seconds)
+        return where(s.pp > 1, balanced, layers), where(s.pp > 1, 0.0, head)
+    # an uneven split leaves a layer out beside the head: the slowest stage is the last or a full one
+    spared = minimum(1.0, layers * s.pp - all_layers)
+    return layers, maximum(head - spared * layer_seconds, 0.0)
+
+
+def _bubble_seconds(s: Strategy, layers: Number, layer: LayerSeconds, again: Number, inside: Number) -> Number:
+    """The bubble of the schedule; ``inside`` are exposed seconds of tp, cp and ep for one micro batch of a stage."""
+    if s.schedule == "1f1b":
+        stage = layers * (layer.forward + layer.backward + again) + inside
+        return bubble_seconds(s.pp, s.virtual_pipeline_stages, stage)
+    forward = layers * layer.forward + 0.5 * inside
+    activations = layers * (layer.backward - layer.gradient + again) + 0.5 * inside
+    delayed = 1.0 if s.schedule == "zb-1p" else 2.0
+    return zero_bubble_seconds(s.pp, forward, activations, layers * layer.gradient, delayed)
+
+
+def _tensor_seconds(s: Strategy, sent: CommunicationEstimate, gradient: Number, fraction: float) -> Number:
+    """Exposed seconds of the tensor axis (T5): what the backward pass can hide behind gradients of weights.
+
+    User buffers cut every collective of the layers into pieces that run beside the product before or after it, so
+    they hide behind three products (forward and the two of the backward pass).
+    """
+    if s.tp_overlap == "none":
+        return exposed(sent.tp_seconds, 0.0, fraction)
+    if s.tp_overlap == "all":
+        return exposed(sent.tp_seconds, 3.0 * gradient, fraction)
+    # products that begin as column-parallel ones are half of all
+    return sent.tp_seconds - sent.tp_hidable_seconds + exposed(sent.tp_hidable_seconds, 0.5 * gradient, fraction)
 
 
 def _data_windows(s: Strategy, micro: Number, forward: Number, backward: Number) -> Number:

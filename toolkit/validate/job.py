@@ -6,9 +6,13 @@ What a row leaves open takes the framework's documented default; what changes me
 =====================  ==============================================================================================
 tp pp cp ep vpp        1, where the framework has no such degree or the run has one GPU; a blank tp or pp of a
                        model-parallel framework is a missing input; a blank cp, ep or vpp is 1
+vpp                    a layer each in a dense model's recipe of NeMo and Megatron-Bridge, where layers divide; else 1
+overlap of tp          all by user buffers in those recipes with sequence parallelism; none in BigScience's fork of 2021
+                       (no column); else Megatron's own, the backward pass
+schedule (no column)   what the notes say (ZB-1p ...), and where embedding and head lie; else 1F1B, on the ends
 zero_norm              3 for FSDP; 1 for NeMo and Megatron-Bridge recipes; else 0
 sp                     on for NeMo and Megatron-Bridge recipes, and with experts (megatron-core requires it); else off
-etp (no column)        1 for NeMo and Megatron-Bridge recipes; else tp (Megatron-LM), 1 where tp cannot be
+etp (no column)        what the notes say (etp1); else 1 for NeMo and Megatron-Bridge recipes; else tp (Megatron-LM), 1 where tp cannot be
 recompute_norm         full for torchtune and LLaMA-Factory recipes; else none
 micro_batch            from global_batch, dp and grad_accum; else 1
 precision_norm         bf16, or fp16 where the card has no bf16
@@ -20,7 +24,7 @@ flash_attn, which      the first generation in llm-foundry, cuDNN's with Transfo
 kernels (no column)    Megatron's for Megatron-FSDP; fused for Composer, llm-foundry and compiled runs; else its own
 weights (no column)    bf16 for torchtune and where precision is "bf16-true"; else its own
 gradients (no column)  summed in bf16 in the benchmarks of NeMo and Megatron-Bridge; else the framework's own
-dropout (no column)    on for a GPT under Megatron-LM (its default is 0.1); else off
+dropout (no column)    on for a GPT under Megatron-LM without rotary positions (its default is 0.1); else off
 =====================  ==============================================================================================
 """
 
@@ -38,6 +42,7 @@ from toolkit.errors import ToolkitError
 from toolkit.model import ModelSpec
 from toolkit.strategy import OFFLOAD, RECOMPUTE, Strategy
 from toolkit.validate import words
+from toolkit.validate.notes import notes_of, recompute_modules
 from toolkit.validate.rows import Row
 from toolkit.validate.shape import Models, shape_of
 from toolkit.workload import Workload
@@ -165,7 +170,7 @@ def _strategy(row: Row, model: ModelSpec, gpus: int, cluster: ClusterSpec, assum
         raise _Unusable(f"contradiction: {pp} pipeline stages for {model.num_hidden_layers} layers")
     if not model.is_moe:
         ep = 1
-    etp = tp if ep == 1 or not recipes else 1
+    etp = notes_of(row).expert_tensor_parallel or (tp if ep == 1 or not recipes else 1)
     if gpus % (etp * ep * pp):
         etp = 1
     if gpus % (ep * pp) or (ep > 1 and model.num_experts % ep):
@@ -181,9 +186,10 @@ def _strategy(row: Row, model: ModelSpec, gpus: int, cluster: ClusterSpec, assum
     if zero == "hsdp" and shard == dp:
         shard = min(cluster.gpus_per_node, dp)
     shard = shard if shard <= dp and dp % shard == 0 else dp
-    virtual = row.count("vpp") or 1 if pp > 1 else 1
+    virtual = _virtual_stages(row, model, pp, assumed)
     if virtual > -(-model.num_hidden_layers // pp):  # embedding and head may take the place of a layer each
         raise _Unusable(f"contradiction: pp {pp} x vpp {virtual} for {model.num_hidden_layers} layers")
+    cut = _sequence_parallel(row, framework, tp, recipes or model.is_moe, assumed)
     return Strategy(
         framework=framework,
         tp=tp,
@@ -195,10 +201,24 @@ def _strategy(row: Row, model: ModelSpec, gpus: int, cluster: ClusterSpec, assum
         dp_shard=shard,
         virtual_pipeline_stages=virtual,
         zero_stage=stage,
-        sequence_parallel=_sequence_parallel(row, framework, tp, recipes or model.is_moe, assumed),
-        recompute=_recompute(row, assumed),
+        sequence_parallel=cut,
+        recompute=_recompute(row, framework, assumed),
         offload=_offload(row) or 0,
+        schedule=notes_of(row).schedule,
+        vocabulary=notes_of(row).vocabulary,
+        tp_overlap=words.tensor_overlap_of(name, bool(cut)),
     )
+
+
+def _virtual_stages(row: Row, model: ModelSpec, pp: int, assumed: list[str]) -> int:
+    """Stated, else 1; a dense model's recipe in NeMo and Megatron-Bridge interleaves, as deep as layers allow."""
+    if pp == 1:
+        return 1
+    stated, layers = row.count("vpp"), model.num_hidden_layers
+    if stated is None and not model.is_moe and words.has_recipe_defaults(row.text("framework")) and layers % pp == 0:
+        assumed.append(f"{layers // pp} virtual stages")
+        return layers // pp
+    return stated or 1
 
 
 def _sequence_parallel(row: Row, framework: str, tp: int, usual: bool, assumed: list[str]) -> int:
@@ -210,7 +230,7 @@ def _sequence_parallel(row: Row, framework: str, tp: int, usual: bool, assumed: 
     return int(usual)
 
 
-def _recompute(row: Row, assumed: list[str]) -> int:
+def _recompute(row: Row, framework: str, assumed: list[str]) -> int:
     stated = row.text("recompute_norm")
     if stated not in ("", *RECOMPUTE):
         raise _Unusable(f"not modelled: recompute_norm {stated[:20]!r}")
@@ -219,8 +239,12 @@ def _recompute(row: Row, assumed: list[str]) -> int:
         return RECOMPUTE.index("full")
     if not stated:
         assumed.append("no recomputation")
-    if stated == "selective" and not words.recomputes_attention(row.text("recompute")):
-        return 0
+    if (
+        stated == "selective"
+        and framework != "megatron"
+        and "core_attn" not in recompute_modules(row.text("recompute"))
+    ):
+        return 0  # parts that are cheap to run again
     return RECOMPUTE.index(stated or "none")
 
 
@@ -272,10 +296,11 @@ def _workload(
         raise _Unusable(f"not modelled: precision {stated[:20]}")
     if precision not in card.peak_flop_per_second:
         raise _Unusable(f"not modelled: {card.name} has no {precision} matrix products")
-    name = row.text("framework").casefold()
+    name, notes = row.text("framework").casefold(), notes_of(row)
     flash = row.text("flash_attn").casefold()
     if not flash:
-        eager = card.architecture in _OLD or ("megatron" in name and "deepspeed" in name)
+        old = card.architecture in _OLD or ("megatron" in name and "deepspeed" in name)
+        eager = old or (notes.unfused and strategy.framework == "megatron")
     else:
         eager = flash in ("0", "unfused", "eager")
     megatron_lm = strategy.framework == "megatron" and "megatron" in name and not words.has_recipe_defaults(name)
@@ -297,7 +322,9 @@ def _workload(
         gradient_accumulation_dtype="bf16"
         if precision in ("bf16", "fp8") and strategy.framework == "megatron" and words.sums_in_bf16(name, optimizer)
         else "default",
-        dropout=megatron_lm and not model.gated_mlp,
+        dropout=megatron_lm and not model.gated_mlp and notes.positions not in ("rope", "none"),
+        launch_blocking=notes.launch_blocking,
         kernels=words.kernels_of(name, strategy.framework, row.text("compile") == "1"),
-        weights=words.weights_of(name, strategy.framework, row.text("precision")),
+        weights=words.weights_of(name, strategy.framework, f"{row.text('precision')} {row.text('notes')}", precision),
+        recompute_modules=recompute_modules(row.text("recompute")),
     )

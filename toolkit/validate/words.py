@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 GB = 1e9
 BITS_PER_BYTE = 8.0
@@ -99,8 +99,16 @@ def flash_generation_of(words: str, stated: str) -> int:
     return 1 if re.search(_COMPOSER, words.casefold()) else 0
 
 
-def weights_of(words: str, framework: str, precision: str) -> str:
-    """bf16 where the whole model is cast to it: LitGPT's ``bf16-true``, and torchtune's ``dtype: bf16``."""
+def weights_of(words: str, framework: str, precision: str, computed: str) -> str:
+    """bf16 where the whole model is cast to it: LitGPT's ``bf16-true``, and torchtune's ``dtype: bf16``.
+
+    fp8 where Megatron keeps its matrices in 8 bits alone: said so (``fp8 params``, ``native fp8``), or in a recipe of
+    NeMo or Megatron-Bridge (``fp8_param_gather = True`` of ``mixed_precision.py``), except by blocks.
+    """
+    if framework == "megatron" and computed == "fp8":
+        said = re.search(r"fp8[_ -]param|native[_ ]fp8|primary", precision.casefold())
+        recipe = has_recipe_defaults(words) and not re.search("block|subchannel", precision.casefold())
+        return "fp8" if said or recipe else "default"
     whole = "true" in precision.casefold() or re.search("torchtune", words.casefold()) is not None
     torch = framework in ("ddp", "fsdp")
     return "bf16" if torch and whole and "bf16" in precision.casefold() else "default"
@@ -113,6 +121,17 @@ def recomputes_by_default(words: str) -> bool:
     of LLaMA-Factory is false.
     """
     return re.search(_RECOMPUTES, words.casefold()) is not None
+
+
+def tensor_overlap_of(words: str, sequence_parallel: bool) -> Literal["none", "backward", "all"]:
+    """What of the tensor-parallel communication runs beside matrix products.
+
+    Recipes of NeMo and Megatron-Bridge set ``tp_comm_overlap`` (user buffers; needs sequence parallelism). BigScience's
+    fork split from Megatron-LM in 2021, before the asynchronous all-reduce of the backward pass.
+    """
+    if re.search("bigscience", words.casefold()):
+        return "none"
+    return "all" if sequence_parallel and has_recipe_defaults(words) else "backward"
 
 
 def sums_in_bf16(words: str, optimizer: str) -> bool:
@@ -171,21 +190,6 @@ def shard_of(text: str, gpus_per_node: int) -> int:
     if stated:
         return int(stated[1])
     return gpus_per_node if "in node" in text else 0
-
-
-def recomputes_attention(text: str) -> bool:
-    """Whether selective recomputation covers the attention core, which is what our ``selective`` means.
-
-    A text that names parts (``selective:mlp-act+norm``, ``selective (moe_act, layernorm)``) without attention leaves
-    it alone: those parts are cheap to run again, and the run is evaluated without recomputation.
-    """
-    named = re.search(r"selective\s*[:(\[]\s*(.+)", text)
-    if named is None:
-        return True
-    parts = named[1].casefold()
-    if not re.search(r"mlp|norm|moe|act\b|act_|mla|swiglu", parts):
-        return True
-    return "attn" in parts or "attention" in parts
 
 
 def read_on_last_stage(text: str) -> bool:
