@@ -2,8 +2,7 @@
 
 Matrix products (``layer_products``) and attention run at their reached rates, element-wise operations at memory
 bandwidth. Megatron's kernels are fused, eager PyTorch moves more bytes (calibration ``unfused_traffic``); in small
-models the host that issues the kernels is the slower one (``host_layer_seconds_*``). Left out: the scan of
-state-space mixers.
+models the host that issues the kernels is the slower one (``host_layer_seconds_*``).
 """
 
 from __future__ import annotations
@@ -75,8 +74,9 @@ def layer_seconds(work: LayerWork, rate: Rates, workload: Workload, s: Strategy,
         scores = tokens * work.score_elements / s.tp * each
         core = core_flop / rate.matmul + scores * 5.0 / memory
         core_backward = 2.0 * core_flop / rate.matmul + scores * 8.0 / memory
-    forward = linear + element_forward + core
-    backward = linear_backward + element_backward + core_backward
+    scanned, scanned_backward = _scan_seconds(work, rate, s, c, tokens, memory)
+    forward = linear + element_forward + core + scanned
+    backward = linear_backward + element_backward + core_backward + scanned_backward
     if workload.method != "full":
         # adapters read and write the widths of the frozen base
         sharded, whole = work.sharded_inputs + work.sharded_outputs, work.whole_inputs + work.whole_outputs
@@ -98,17 +98,26 @@ def layer_seconds(work: LayerWork, rate: Rates, workload: Workload, s: Strategy,
     )
 
 
+def _scan_seconds(
+    work: LayerWork, rate: Rates, s: Strategy, c: Calibration, tokens: Number, memory: float
+) -> tuple[Number, Number]:
+    """Scan of state-space mixers, forward and backward: cut by heads over tp; states are computed again backward."""
+    products = tokens * work.scan_flop / s.tp / (rate.peak_wide * c["scan_fraction"])
+    traffic = tokens * work.scan_bytes / s.tp / memory
+    return products + traffic, 2.5 * products + 2.5 * traffic
+
+
 def _elementwise(work: LayerWork, workload: Workload, each: float, fused: bool) -> tuple[float, float, float, float]:
     """Bytes per token of one layer: whole and sharded, forward and backward (reads and writes of fused kernels).
 
-    The factors count operands: each of two residuals reads two tensors and writes one, a norm reads and writes one
+    The factors count operands: each residual reads two tensors and writes one, a norm reads and writes one
     (five in its backward), tokens move to experts and back by a read and a write each. Not measured: assumed; the
     calibration ``memory_fraction`` takes up what they miss.
     """
     # a kernel of its own reads, writes and keeps a mask of a byte; beside bias and residual the mask alone is new
     kept = 1.0 if fused else 2.0 * each + 1.0
     dropout = 2.0 * work.hidden * kept if workload.dropout else 0.0
-    residual = 2.0 * 3.0 * work.hidden * each
+    residual = work.residuals * 3.0 * work.hidden * each
     norm = work.norms * work.hidden * each
     gate = 1.0 + work.gated
     act = work.dense_activation_width * each + work.experts_per_token * work.expert_activation_width * each

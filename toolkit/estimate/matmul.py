@@ -23,6 +23,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     """What one accelerator reaches: FLOP/s of matrix products and attention, bytes/s, seconds per kernel."""
 
     peak: float  # dense peak of the precision: the denominator of MFU
+    peak_wide: float  # the same in 16 bits, where the precision is fp8
     matmul: float  # in the precision of the linear layers
     head: float  # in 16 bits: the head is not cast to fp8
     attention_forward: float
@@ -97,6 +98,7 @@ def rates(accelerator: Accelerator, workload: Workload, head_dim: int, framework
     attention = attention_rate(peak_wide, fraction, float(workload.sequence_length), curve.half_sequence, width)
     return Rates(
         peak=peak_flop_per_second(accelerator, precision),
+        peak_wide=peak_wide,
         matmul=_achievable(accelerator, precision) * sustained,
         head=_achievable(accelerator, wide) * sustained,
         attention_forward=attention * sustained,

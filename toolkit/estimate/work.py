@@ -19,6 +19,8 @@ from toolkit.estimate.flop import (
     matrices,
 )
 from toolkit.estimate.parameters import count_parameters
+from toolkit.estimate.precision import value_bytes
+from toolkit.estimate.scan import scan
 from toolkit.model import ModelSpec
 from toolkit.workload import Workload
 
@@ -50,6 +52,9 @@ class LayerWork(msgspec.Struct, frozen=True, kw_only=True):
     rotary_width: float
     dense_activation_width: float
     expert_activation_width: float  # per chosen expert
+    scan_flop: float  # chunked state-space scans, forward, per token
+    scan_bytes: float
+    residuals: float  # additions to the residual stream
     norms: float
     gated: float
     head_weights: float
@@ -81,6 +86,7 @@ def layer_work(model: ModelSpec, workload: Workload) -> LayerWork:
     if model.is_mla:
         key_values = float(model.num_attention_heads * (key_dim + model.v_head_dim))
     mlps = model.layer_mlps
+    scans = scan(model, value_bytes(workload))
     layers = parameters.layers
     return LayerWork(
         layers=model.num_hidden_layers,
@@ -110,6 +116,10 @@ def layer_work(model: ModelSpec, workload: Workload) -> LayerWork:
         )
         / count,
         expert_activation_width=mlps.count("E") / count * model.moe_intermediate_size,
+        scan_flop=scans.flop,
+        scan_bytes=scans.moved,
+        residuals=sum((mixer != "-") + (mlp != "-") for mixer, mlp in zip(model.layer_mixers, mlps, strict=True))
+        / count,
         norms=float(model.norms_per_layer),
         gated=1.0 if model.gated_mlp else 0.0,
         head_weights=table[-1].elements,
