@@ -1,4 +1,4 @@
-"""Equations F9 and T23: the scan of a state-space mixer, per token, in the average layer.
+"""Equations F20 and T23: the scan of a state-space mixer, per token, in the average layer.
 
 Mamba-2 (arXiv 2405.21060) and the gated delta rule (arXiv 2412.06464) cut a sequence into chunks: inside a chunk they
 are matrix products like attention's, between chunks a state of ``inner * N`` values is handed on. Left out: Mamba-1,
@@ -23,7 +23,7 @@ class Scan(NamedTuple):
     moved: float
 
 
-@equation("F9", "2*(G*c*N + c*i + 2*i*N)")
+@equation("F20", "2*(G*c*N + c*i + 2*i*N)")
 def scan_flop(groups: float, chunk: float, state: float, inner: float) -> float:
     """FLOP of one token in a chunked scan: scores of a chunk, their products with values, states out and in.
 
