@@ -12,7 +12,6 @@ from toolkit.validate.words import (
     kernels_of,
     per_gpu,
     read_on_last_stage,
-    recomputes_attention,
     recomputes_by_default,
     shard_of,
     weights_of,
@@ -91,26 +90,6 @@ def test_sharding_groups(text: str, ranks: int) -> None:
     assert shard_of(text, 8) == ranks
 
 
-@pytest.mark.parametrize(
-    ("text", "attention"),
-    [
-        ("selective", True),
-        ("selective (op)", True),
-        ("selective-op", True),
-        ("selective (per-op SAC)", True),
-        ("selective (every 2nd layer)", True),
-        ("minimal_with_context policy", True),
-        ("selective:moe+layernorm+core_attn+moe_act", True),
-        ("selective:mlp-act+norm", False),
-        ("selective:mla_up_proj", False),
-        ("selective:[moe_act]", False),
-        ("selective (RMSNorm, MLA up-proj, SwiGLU)", False),
-    ],
-)
-def test_selective_recomputation_of_named_parts(text: str, attention: bool) -> None:
-    assert recomputes_attention(text) is attention
-
-
 def test_memory_of_the_last_rank() -> None:
     assert read_on_last_stage("torch max_memory_allocated on the logging (last) rank; steady 1 GiB")
     assert not read_on_last_stage("max over ranks")
@@ -141,7 +120,8 @@ def test_kernels(words: str, framework: str, compiled: bool, expected: str) -> N
         ("MaxText 25.01", "1", 3),
         ("torchtitan FSDP2", "sdpa", 0),
         ("torchtitan FSDP2", "fa3", 3),
-        ("Megatron-LM", "1", 0),
+        ("Megatron-LM", "1", 2),
+        ("Megatron-Core (Pai-Megatron-Patch)", "1", 0),
         ("LLaMA-Factory HF+FA2", "flash_attention_2", 2),
     ],
 )
@@ -161,7 +141,22 @@ def test_generation_of_fused_attention(words: str, stated: str, expected: int) -
     ],
 )
 def test_weights(words: str, framework: str, precision: str, expected: str) -> None:
-    assert weights_of(words, framework, precision) == expected
+    assert weights_of(words, framework, precision, "bf16") == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "precision", "expected"),
+    [
+        ("NeMo (x)", "FP8 (hybrid)", "fp8"),
+        ("Megatron-Bridge", "MXFP8", "fp8"),
+        ("Megatron-Bridge", "FP8 blockwise", "default"),
+        ("Megatron-LM", "fp8", "default"),
+        ("Megatron-LM", "fp8 (e4m3, fp8 params)", "fp8"),
+        ("Megatron-LM", "fp8 current_scaling_native_fp8", "fp8"),
+    ],
+)
+def test_eight_bit_weights(words: str, precision: str, expected: str) -> None:
+    assert weights_of(words, "megatron", precision, "fp8") == expected
 
 
 def test_recipes_that_recompute_without_saying_so() -> None:

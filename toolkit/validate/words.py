@@ -89,13 +89,16 @@ def flash_generation_of(words: str, stated: str) -> int:
     """Which fused attention a run had, 0 where that follows from the framework that runs it.
 
     A version that is stated counts. llm-foundry's benchmarks ran ``attn_impl: triton``, FlashAttention 1 in Triton
-    (default of ``scripts/train/benchmarking/submit_benchmarks.py``); Transformer Engine calls cuDNN.
+    (default of ``scripts/train/benchmarking/submit_benchmarks.py``); Transformer Engine calls cuDNN. Megatron-LM with
+    ``--use-flash-attn`` calls the package of that name, which was the second version while the option existed.
     """
     version = re.search(r"(?:fa|attn|attention|flash)[- _]?v?([123])\b", stated.casefold())
     if version:
         return int(version[1])
     if re.search("cudnn|transformer ?engine|maxtext", f"{words} {stated}".casefold()):
         return 3
+    if stated == "1" and re.search("megatron", words.casefold()) and "core" not in words.casefold():
+        return 2
     return 1 if re.search(_COMPOSER, words.casefold()) else 0
 
 
