@@ -2,7 +2,8 @@
 
 ``T`` is the tokens of one micro batch on one rank, ``b s / cp``; ``t`` the tensor-parallel degree; ``sigma``
 is ``t`` with sequence parallelism, else 1. Recomputation: none keeps everything; selective and full keep what
-:mod:`toolkit.estimate.layer_bytes` says, and one layer is alive whole while it is recomputed.
+:mod:`toolkit.estimate.layer_bytes` says, and one layer is alive whole while it is recomputed; full recomputation of
+some layers lies between none and full (:mod:`toolkit.estimate.recomputation`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import NamedTuple
 from toolkit.equation import equation
 from toolkit.estimate.layer_bytes import Kernels, kernels
 from toolkit.estimate.layout import Stage, Tables, padded_vocabulary
+from toolkit.estimate.recomputation import partly_recomputed_bytes, recomputed_share
 from toolkit.model import ModelSpec
 from toolkit.numeric import Number, maximum, minimum, where
 from toolkit.strategy import Strategy
@@ -137,13 +139,17 @@ def activations(
     everything = kept_bytes(tokens, *stage.kept, *cuts)
     selective = kept_bytes(tokens, *stage.selective, *cuts)
     inputs = checkpoints_bytes(tokens, stage.layers, table.checkpoint, sigma)
-    per_micro_batch = where(strategy.recompute == 2, inputs, where(strategy.recompute == 1, selective, everything))
+    share = recomputed_share(strategy.recompute_layers, stage.layers)
+    full = partly_recomputed_bytes(share, inputs, everything)
+    per_micro_batch = where(strategy.recompute == 2, full, where(strategy.recompute == 1, selective, everything))
 
     gradient = _working(model, strategy, tokens, k)
     whole_layer = kept_bytes(tokens, *table.kinds[0], *cuts)
     for kind in table.kinds[1:]:
         whole_layer = maximum(whole_layer, kept_bytes(tokens, *kind, *cuts))
     partly = maximum(everything - selective, 0.0) / maximum(stage.layers, 1.0)
+    # where some layers keep everything, those of this micro batch have gone before the first layer runs again
+    whole_layer = where(share < 1.0, 0.0, whole_layer)
     recomputed = where(strategy.recompute == 2, whole_layer, where(strategy.recompute == 1, partly, 0.0))
 
     head = stage.head * tokens

@@ -48,6 +48,7 @@ class LayerWork(msgspec.Struct, frozen=True, kw_only=True):
     expert_fraction: float
     attention_flop: float  # executed, forward, per token
     score_elements: float  # eager attention: elements of the score matrix per token
+    query_width: float  # queries and what attention makes of them
     key_value_width: float
     rotary_width: float
     dense_activation_width: float
@@ -81,7 +82,7 @@ def layer_work(model: ModelSpec, workload: Workload) -> LayerWork:
     windowed, full = attention_layers(model)
     attention = float(windowed + full)
     executed = workload.attention == "flash"
-    key_dim, _ = attention_dims(model)
+    key_dim, value_dim = attention_dims(model)
     key_values = 2.0 * model.num_key_value_heads * model.head_dim
     if model.is_mla:
         key_values = float(model.num_attention_heads * (key_dim + model.v_head_dim))
@@ -109,6 +110,7 @@ def layer_work(model: ModelSpec, workload: Workload) -> LayerWork:
         expert_fraction=mlps.count("E") / count,
         attention_flop=attention_per_token(model, workload.sequence_length, executed) / count,
         score_elements=attention / count * model.num_attention_heads * float(workload.sequence_length),
+        query_width=attention / count * model.num_attention_heads * float(key_dim + value_dim),
         key_value_width=attention / count * key_values,
         rotary_width=attention / count * (model.num_attention_heads + model.num_key_value_heads) * float(key_dim),
         dense_activation_width=(
