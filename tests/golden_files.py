@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from tests import plans
+from tests import plans, residual_table
 from toolkit import plan as plan_module
 from toolkit.emit import accelerate, deepspeed, megatron, script, slurm
 from toolkit.emit.bundle import bundle, to_json
@@ -145,7 +145,8 @@ def stale() -> list[str]:
 
 def write() -> list[str]:
     """Write what is wanted and remove the rest; names of what changed."""
-    wanted, changed = generated(), []
+    changed = [str(residual_table.TABLE.relative_to(ROOT))] if residual_table.write() else []
+    wanted = generated()
     for name in sorted(committed() - wanted.keys()):
         (ROOT / name).unlink()
         changed.append(name)

@@ -28,6 +28,8 @@ NOUNS = {
     "megatron_shapes",
     "transformers_shapes",
     "pipeline_split",
+    "interval",
+    "residuals",
     "context_parallel",
 }
 MAY_IMPORT = {
@@ -35,7 +37,9 @@ MAY_IMPORT = {
     "registry": {"registry", "decode", *FOUNDATION, *NOUNS},
     "estimate": {"estimate", *FOUNDATION, *NOUNS},
     "search": {"search", "estimate", *FOUNDATION, *NOUNS},
-    "validate": {"validate", "estimate", *FOUNDATION, *NOUNS},
+    "intervals": {"intervals", *FOUNDATION, *NOUNS},
+    "validate": {"validate", "estimate", "intervals", *FOUNDATION, *NOUNS},
+    "calibrate": {"calibrate", "validate", "estimate", "intervals", *FOUNDATION, *NOUNS},
     "emit": {"emit", *FOUNDATION, *NOUNS},
     "report": {"report", *FOUNDATION, *NOUNS},
     "runtime": {"runtime", *FOUNDATION, *NOUNS},

@@ -6,19 +6,21 @@ import re
 from pathlib import Path
 
 import toolkit.estimate
+import toolkit.intervals
 from toolkit.equation import EQUATIONS, trace
 
 MATHS = Path(__file__).resolve().parent.parent / "docs" / "maths.md"
 
 
 def load_all() -> None:
-    for module in pkgutil.iter_modules(toolkit.estimate.__path__):
-        importlib.import_module(f"toolkit.estimate.{module.name}")
+    for package in (toolkit.estimate, toolkit.intervals):
+        for module in pkgutil.iter_modules(package.__path__):
+            importlib.import_module(f"{package.__name__}.{module.name}")
 
 
 def test_every_equation_is_in_the_document_and_the_other_way_round() -> None:
     load_all()
-    written = set(re.findall(r"^\|?\s*\**\[?([PAMFCT]\d+[a-z]?)\]?\**", MATHS.read_text(), flags=re.M))
+    written = set(re.findall(r"^\|?\s*\**\[?([PAMFCTERS]\d+[a-z]?)\]?\**", MATHS.read_text(), flags=re.M))
     assert set(EQUATIONS) == written
 
 
@@ -31,7 +33,7 @@ def plain(text: str) -> str:
 
 def test_the_document_writes_each_equation_as_the_code_does() -> None:
     load_all()
-    rows = dict(re.findall(r"^\| ([PAMFCT]\d+) \| (.*?) \|", MATHS.read_text(), flags=re.M))
+    rows = dict(re.findall(r"^\| ([PAMFCTERS]\d+) \| (.*?) \|", MATHS.read_text(), flags=re.M))
     different = {
         anchor: (function.equation, rows[anchor])  # type: ignore[attr-defined]
         for anchor, function in EQUATIONS.items()

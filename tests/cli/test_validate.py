@@ -36,7 +36,7 @@ def test_json(runs: str) -> None:
     for group in ("by_source", "by_framework", "by_accelerator"):
         assert list(found["summary"][group].values()) == [found["summary"]["all"]]
     assert set(found["summary"]["all"]["step_time"]) >= ERRORS <= set(found["summary"]["all"]["peak_memory"])
-    assert set(found["summary"]["all"]["verdicts"]) == {"rows", "oom_called_fit", "fit_called_no"}
+    assert set(found["summary"]["all"]["verdicts"]) >= {"rows", "oom_called_fit", "fit_called_no"}
     assert [each["id"] for each in found["rows"]] == ["a"]
     assert [(each["id"], each["reason"]) for each in found["skipped"]] == [("b", "missing: tp")]
 

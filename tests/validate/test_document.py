@@ -87,7 +87,7 @@ def test_skipped_rows_count_where_they_belong() -> None:
 
 def test_recommended_rows_are_those_of_scoreset() -> None:
     rows = known()
-    rows[0]["scoreset"], rows[1]["scoreset"], rows[2]["scoreset"] = "time", "mem", "time+mem"
+    rows[0]["scoreset"], rows[1]["scoreset"], rows[2]["scoreset"] = "time", "mem", "both"
     recommended = validated(written(*rows))["summary"]["recommended"]
     assert (recommended["step_time"]["rows"], recommended["peak_memory"]["rows"]) == (2, 2)
     assert recommended["verdicts"]["rows"] == 3
@@ -107,7 +107,12 @@ def test_verdicts_against_outcomes() -> None:
     no_size = small | {"gpu_mem_gb": ""}
     found = validated(written({}, small, large, guessed, no_size))
     verdicts = found["summary"]["all"]["verdicts"]
-    assert verdicts == {"rows": 3, "oom_called_fit": 1, "fit_called_no": 1}
+    assert {name: verdicts[name] for name in ("rows", "oom_called_fit", "fit_called_no")} == {
+        "rows": 3,
+        "oom_called_fit": 1,
+        "fit_called_no": 1,
+    }
+    assert verdicts["share_of_fits_contradicted"] == 1 / verdicts["called_fit"]
     assert found["summary"]["all"]["step_time"]["rows"] == 3  # what ran out of memory took no time
 
 

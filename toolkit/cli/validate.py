@@ -27,11 +27,13 @@ def command(runs: str, calibration: str, brief: bool, as_json: bool) -> None:
     toolkit validate runs.csv --json
     """
     from toolkit.registry.calibrations import load_calibration
+    from toolkit.registry.residuals import load_residuals
     from toolkit.validate.document import validate
     from toolkit.validate.rows import read
 
     coefficients = load_calibration(calibration)
-    found = validate(read(_contents(runs), runs), lookups(), coefficients)
+    residuals = load_residuals(coefficients.name)
+    found = validate(read(_contents(runs), runs), lookups(), coefficients, residuals)
     if as_json:
         click.echo(json.dumps(found, allow_nan=False))
     else:

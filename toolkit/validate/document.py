@@ -2,42 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from toolkit.calibration import Calibration
+from toolkit.residuals import ResidualTable
 from toolkit.strategy import describe, to_json
-from toolkit.validate.job import Job, Lookups, Skip, job_of, skip
+from toolkit.validate.bars import with_bars
+from toolkit.validate.evaluated import evaluated, is_measured, jobs_of
+from toolkit.validate.job import Lookups
 from toolkit.validate.rows import Row
-from toolkit.validate.score import Score, measured_bytes, measured_seconds, score
+from toolkit.validate.score import Bar, Score
 from toolkit.validate.summary import summarise
 
-NOTHING = "missing: step time, tokens/s, peak memory (MFU and TFLOP/s are counted in too many ways)"
 
+def validate(
+    rows: Sequence[Row], lookups: Lookups, calibration: Calibration, residuals: ResidualTable | None = None
+) -> dict[str, Any]:
+    """Evaluate every row; pure but for the look-ups. Names are stable, more keys may come.
 
-def validate(rows: Iterable[Row], lookups: Lookups, calibration: Calibration) -> dict[str, Any]:
-    """Evaluate every row; pure but for the look-ups. Names are stable, more keys may come."""
-    scores: list[Score] = []
-    skipped: list[Skip] = []
-    stated = stated_scored = 0
-    for row in rows:
-        found = _evaluated(row, lookups, calibration)
-        complete = states_everything(row)
-        stated += complete
-        if isinstance(found, Score):
-            scores.append(found)
-            stated_scored += complete
-        else:
-            skipped.append(found)
+    With ``residuals`` every scored row gets its 80 % interval, made from the runs of all other sources.
+    """
+    scores, skipped = evaluated(jobs_of(rows, lookups), lookups, calibration)
+    if residuals is not None:
+        scores = with_bars(scores, residuals)
+    complete = {row.line for row in rows if states_everything(row)}
     return {
         "summary": summarise(scores, skipped),
         "coverage": {
             "rows": len(scores) + len(skipped),
             "scored": len(scores),
-            "complete_rows": stated,
-            "complete_rows_scored": stated_scored,
+            "complete_rows": len(complete),
+            "complete_rows_scored": sum(each.job.row.line in complete for each in scores),
         },
         "calibration": calibration.name,
         "skipped": [
@@ -52,30 +50,21 @@ def states_everything(row: Row) -> bool:
     model = all(row.count(name) for name in ("layers", "hidden", "heads"))
     strategy = row.count("n_gpus") == 1 or bool(row.text("zero_norm") or (row.count("tp") and row.count("pp")))
     batch = row.count("global_batch") or row.count("micro_batch")
-    return bool(model and strategy and batch and row.count("seq_len") and row.text("gpu") and _measured(row))
+    return bool(model and strategy and batch and row.count("seq_len") and row.text("gpu") and is_measured(row))
 
 
-def _measured(row: Row) -> bool:
-    return measured_seconds(row) is not None or measured_bytes(row) is not None or row.text("outcome") == "OOM"
-
-
-def _evaluated(row: Row, lookups: Lookups, calibration: Calibration) -> Score | Skip:
-    if not _measured(row):
-        return skip(row, NOTHING, lookups)
-    job = job_of(row, lookups)
-    if isinstance(job, Skip):
-        return job
-    found = score(job, calibration)
-    if isinstance(found, str):
-        return skip(row, found, lookups)
-    if found.measured_seconds is None and found.measured_bytes is None and not found.outcome:
-        return skip(row, "; ".join(job.unscored.values()) or _open(job), lookups)
-    return found
-
-
-def _open(job: Job) -> str:
-    guessed = "; ".join(job.assumed) or "the memory of the GPU"
-    return f"missing: what judges a run that went out of memory (assumed: {guessed})"
+def interval_element(bar: Bar | None, unit: str) -> dict[str, Any] | None:
+    """An interval as JSON; ``held`` says whether it holds what was measured."""
+    if bar is None:
+        return None
+    return {
+        f"low_{unit}": bar.interval.low,
+        f"high_{unit}": bar.interval.high,
+        "held": bar.held,
+        "held_by_runs_of_all_sources": bar.held_by_run,
+        "distance": bar.interval.distance,
+        "based_on": msgspec.to_builtins(bar.interval.based_on),
+    }
 
 
 def _element(each: Score) -> dict[str, Any]:
@@ -96,11 +85,13 @@ def _element(each: Score) -> dict[str, Any]:
             "predicted_seconds": each.predicted_seconds,
             "measured_seconds": each.measured_seconds,
             "relative_error": each.time_error,
+            "interval80": interval_element(each.time_bar, "seconds"),
         },
         "peak_memory": {
             "predicted_bytes": each.predicted_bytes,
             "measured_bytes": each.measured_bytes,
             "relative_error": each.memory_error,
+            "interval80": interval_element(each.memory_bar, "bytes"),
             "basis": job.row.text("mem_basis") or "unspecified",
         },
         "verdict": {"predicted": each.verdict, "outcome": each.outcome},

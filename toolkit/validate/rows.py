@@ -63,6 +63,10 @@ class Row:
         """A number above 0, or None where it is not stated."""
         return self.numbers.get(column)
 
+    def is_recommended_for(self, subject: str) -> bool:
+        """Whether scoreset (time, mem, time+mem, both, or blank) recommends the row for ``time`` or ``mem``."""
+        return subject in self.text("scoreset") or self.text("scoreset") == "both"
+
     @property
     def name(self) -> str:
         """The id, or the line where there is none."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from toolkit.calibration import Calibration
 from toolkit.estimate.evaluate import evaluate
@@ -12,12 +13,21 @@ from toolkit.estimate.layout import stages, tables
 from toolkit.estimate.memory import stage_memory
 from toolkit.estimate.verdict import verdict
 from toolkit.estimates import VERDICTS, Estimate, MemoryEstimate
+from toolkit.interval import Interval
 from toolkit.validate import words
 from toolkit.validate.job import GIB, Job
 from toolkit.validate.rows import Row
 
 # a verdict needs these: with one of them guessed, a contradiction would say nothing about the planner
 _NEEDED_FOR_A_VERDICT = ("no recomputation", "recomputation", "micro batch", "global batch", "ZeRO stage", "vocabulary")
+
+
+class Bar(NamedTuple):
+    """The interval that a run gets from the runs of other sources, and whether it holds what was measured."""
+
+    interval: Interval
+    held: bool
+    held_by_run: bool  # by the interval from all runs but this one: what a job like a measured one can expect
 
 
 @dataclass(frozen=True)
@@ -33,6 +43,8 @@ class Score:
     measured_bytes: float | None
     verdict: str  # fits | tight | no
     outcome: str  # ok | OOM, or empty where it does not count
+    time_bar: Bar | None = None
+    memory_bar: Bar | None = None
 
     @property
     def time_error(self) -> float | None:

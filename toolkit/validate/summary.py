@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from toolkit.validate.groups import Pair, choice, rank_correlation
 from toolkit.validate.job import Skip
-from toolkit.validate.score import Score
-from toolkit.validate.statistics import percentile, spearman
-
-SMALLEST_GROUP = 3  # runs; two are in order or not, by chance as often as not
-# runs that agree in these columns differ only in strategy
-SAME_JOB = (
-    *("source", "model", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq_len", "n_experts", "top_k"),
-    *("task", "framework", "gpu", "gpu_mem_gb", "n_gpus", "gpus_per_node", "interconnect", "precision", "global_batch"),
-    *("precision_norm", "flash_attn", "optimizer", "compile"),
-)
-
-Pair = tuple[float, float]  # predicted, measured
+from toolkit.validate.score import Bar, Score
+from toolkit.validate.statistics import percentile
 
 
 def summarise(scores: Sequence[Score], skipped: Sequence[Skip]) -> dict[str, Any]:
@@ -26,8 +18,8 @@ def summarise(scores: Sequence[Score], skipped: Sequence[Skip]) -> dict[str, Any
     return {
         "all": statistics(scores, scores, skipped),
         "recommended": statistics(
-            [s for s in scores if "time" in s.job.row.text("scoreset")],
-            [s for s in scores if "mem" in s.job.row.text("scoreset")],
+            [s for s in scores if s.job.row.is_recommended_for("time")],
+            [s for s in scores if s.job.row.is_recommended_for("mem")],
             [s for s in skipped if s.row.text("scoreset")],
         ),
         "by_source": _split(scores, skipped, lambda s: s.job.row.text("source"), lambda s: s.row.text("source")),
@@ -40,17 +32,17 @@ def statistics(timed: Sequence[Score], held: Sequence[Score], skipped: Sequence[
     """Step time of some runs, peak memory of some, verdicts of both, and the reasons of rows left out."""
     judged = [each for each in {id(s): s for s in (*timed, *held)}.values() if each.outcome]
     reasons = Counter(each.reason for each in skipped)
+    fits = [each for each in judged if each.verdict == "fits"]
+    contradicted = sum(each.outcome == "OOM" for each in fits)
     return {
-        "step_time": _errors(
-            timed, lambda s: None if s.measured_seconds is None else (s.predicted_seconds, s.measured_seconds)
-        ),
-        "peak_memory": _errors(
-            held, lambda s: None if s.measured_bytes is None else (s.predicted_bytes, s.measured_bytes)
-        ),
+        "step_time": _errors([(s, seconds, s.time_bar) for s in timed if (seconds := _seconds(s)) is not None]),
+        "peak_memory": _errors([(s, held_, s.memory_bar) for s in held if (held_ := _bytes(s)) is not None]),
         "verdicts": {
             "rows": len(judged),
-            "oom_called_fit": sum(s.outcome == "OOM" and s.verdict == "fits" for s in judged),
+            "oom_called_fit": contradicted,
             "fit_called_no": sum(s.outcome == "ok" and s.verdict == "no" for s in judged),
+            "called_fit": len(fits),
+            "share_of_fits_contradicted": contradicted / len(fits) if fits else None,
         },
         "skipped": {"rows": reasons.total(), "reasons": dict(reasons.most_common())},
     }
@@ -70,9 +62,17 @@ def _split(
     return {name: statistics(found[name][0], found[name][0], found[name][1]) for name in sorted(found)}
 
 
-def _errors(scores: Sequence[Score], pair: Callable[[Score], Pair | None]) -> dict[str, Any]:
+def _seconds(score: Score) -> Pair | None:
+    return None if score.measured_seconds is None else (score.predicted_seconds, score.measured_seconds)
+
+
+def _bytes(score: Score) -> Pair | None:
+    return None if score.measured_bytes is None else (score.predicted_bytes, score.measured_bytes)
+
+
+def _errors(found: Sequence[tuple[Score, Pair, Bar | None]]) -> dict[str, Any]:
     """Relative error is (predicted - measured) / measured; the bias is its median."""
-    pairs = [(each, found) for each in scores if (found := pair(each)) is not None]
+    pairs = [(score, pair) for score, pair, _ in found]
     signed = [predicted / measured - 1.0 for _, (predicted, measured) in pairs]
     absolute = [abs(error) for error in signed]
     correlation, groups = rank_correlation(pairs)
@@ -80,28 +80,24 @@ def _errors(scores: Sequence[Score], pair: Callable[[Score], Pair | None]) -> di
         "rows": len(pairs),
         "median_abs_relative_error": percentile(absolute, 0.5) if absolute else None,
         "p90_abs_relative_error": percentile(absolute, 0.9) if absolute else None,
+        "mean_abs_relative_error": math.fsum(absolute) / len(absolute) if absolute else None,
         "worst_abs_relative_error": max(absolute) if absolute else None,
         "bias": percentile(signed, 0.5) if signed else None,
         "rank_correlation": correlation,
         "rank_groups": groups,
+        "choice": choice(pairs),
+        "interval80": _held([bar for _, _, bar in found if bar is not None]),
     }
 
 
-def rank_correlation(pairs: Iterable[tuple[Score, Pair]]) -> tuple[float | None, int]:
-    """Spearman's coefficient of each group of runs that differ only in strategy, averaged by the number of runs.
-
-    A group has at least three runs with at least two strategies. Returns the mean and the number of groups.
-    """
-    groups: dict[tuple[str, ...], list[tuple[Score, Pair]]] = {}
-    for each, found in pairs:
-        row = each.job.row
-        key = (*(row.text(column) for column in SAME_JOB), row.text("mem_basis"))
-        groups.setdefault(key, []).append((each, found))
-    total, weight, count = 0.0, 0, 0
-    for group in groups.values():
-        if len(group) < SMALLEST_GROUP or len({repr(each.job.strategy) for each, _ in group}) < 2:
-            continue
-        coefficient = spearman([p for _, (p, _) in group], [m for _, (_, m) in group])
-        if coefficient is not None:
-            total, weight, count = total + coefficient * len(group), weight + len(group), count + 1
-    return (total / weight if weight else None), count
+def _held(bars: Sequence[Bar]) -> dict[str, Any]:
+    """How many intervals hold what was measured: made without the run's source, and without the run alone."""
+    rows = len(bars)
+    return {
+        "rows": rows,
+        "share_held": sum(bar.held for bar in bars) / rows if rows else None,
+        "share_held_by_runs_of_all_sources": sum(bar.held_by_run for bar in bars) / rows if rows else None,
+        "median_high_over_low": percentile([bar.interval.high / bar.interval.low for bar in bars], 0.5)
+        if rows
+        else None,
+    }

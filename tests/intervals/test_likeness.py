@@ -1,0 +1,48 @@
+"""Where jobs lie: the coordinates that set two jobs apart, and by how much."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.validate.runs import job
+from toolkit.intervals.likeness import distance, point
+from toolkit.residuals import FEATURES
+
+
+def place(total: float = 8e9, **changes: object) -> tuple[float, ...]:
+    made = job(**changes)
+    return point(total, made.model, made.cluster, made.workload, made.strategy)
+
+
+BASE: dict[str, Any] = {"micro_batch": 1}
+
+
+def test_a_coordinate_for_each_feature() -> None:
+    assert len(place()) == len(FEATURES)
+
+
+@pytest.mark.parametrize(
+    ("total", "changes", "expected"),
+    [
+        (8e10, {}, 1.0),
+        (8e9, {"gpu": "A100-SXM"}, 1.0),
+        (8e9, {"gpu": "B200", "gpu_mem_gb": 180}, 1.0),
+        (8e9, {"precision_norm": "fp8"}, 1.0),
+        (8e9, {"tp": 4, "n_gpus": 16}, 0.25),
+        (8e9, {"recompute_norm": "full"}, 0.4),
+        (8e9, {"micro_batch": 2}, 0.0),
+        (8e9, {"model": "mixtral-8x7b", "n_experts": 8, "top_k": 2, "vocab": 32000}, 1.0),
+    ],
+)
+def test_distances(total: float, changes: dict[str, object], expected: float) -> None:
+    assert distance(place(), place(total, **changes)) == pytest.approx(expected, abs=2e-3)
+
+
+def test_another_makers_card_is_far() -> None:
+    made = job()
+    card = msgspec.structs.replace(made.cluster.accelerator, architecture="cdna3")
+    cluster = msgspec.structs.replace(made.cluster, accelerator=card)
+    assert distance(place(), point(8e9, made.model, cluster, made.workload, made.strategy)) == pytest.approx(1.5)

@@ -1,0 +1,1 @@
+"""What measured runs teach: the residuals behind error bars, and coefficients fitted on runs."""

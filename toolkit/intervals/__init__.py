@@ -1,0 +1,1 @@
+"""Error bars: residuals of measured runs that are like a job, as an interval around its prediction."""
