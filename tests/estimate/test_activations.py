@@ -22,8 +22,9 @@ from tests.estimate.shapes import (
     transient,
 )
 from toolkit.estimate.activations import chunked_logits_bytes, kept_bytes, logits_bytes
-from toolkit.estimate.layer_bytes import layer_bytes, selective_bytes
+from toolkit.estimate.layer_bytes import layer_bytes
 from toolkit.estimate.layout import in_flight
+from toolkit.estimate.selective import selective_bytes
 from toolkit.workload import Workload
 
 S, B, H, A = 2048, 1, 12288, 96

@@ -108,7 +108,11 @@ def test_recomputation(name: str) -> None:
 
 
 def test_recomputation_of_cheap_parts_and_none_stated() -> None:
-    assert job(recompute_norm="selective", recompute="selective:mlp-act+norm").strategy.recompute == 0
+    """Megatron recomputes modules by name; elsewhere parts that are cheap to run again do not count."""
+    cheap = {"recompute_norm": "selective", "recompute": "selective:mlp-act+norm"}
+    assert job(**cheap).strategy.recompute == 1
+    assert job(**cheap).workload.recompute_modules == "layernorm+mlp_act"
+    assert job(**cheap, framework="torchtitan FSDP2", zero_norm="3", tp=1, pp=1).strategy.recompute == 0
     assert "no recomputation" in job(recompute_norm="").assumed
 
 

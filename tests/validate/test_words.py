@@ -152,11 +152,15 @@ def test_weights(words: str, framework: str, precision: str, expected: str) -> N
         ("Megatron-Bridge", "FP8 blockwise", "default"),
         ("Megatron-LM", "fp8", "default"),
         ("Megatron-LM", "fp8 (e4m3, fp8 params)", "fp8"),
-        ("Megatron-LM", "fp8 current_scaling_native_fp8", "fp8"),
     ],
 )
 def test_eight_bit_weights(words: str, precision: str, expected: str) -> None:
     assert weights_of(words, "megatron", precision, "fp8") == expected
+
+
+def test_eight_bit_weights_in_the_notes() -> None:
+    assert weights_of("Megatron-LM", "megatron", "bf16+fp8", "fp8", "test current_scaling_native_fp8") == "fp8"
+    assert weights_of("Megatron-LM", "fsdp", "bf16", "bf16", "deterministic=True") == "default"
 
 
 def test_recipes_that_recompute_without_saying_so() -> None:

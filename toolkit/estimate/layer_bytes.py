@@ -120,42 +120,35 @@ def layer_bytes(model: ModelSpec, workload: Workload, framework: str, mixer: str
     if mlp == "D":
         kept = kept.plus(_mlp(model, workload, k, model.intermediate_size))
     if mlp == "E":
-        kept = kept.plus(_experts(model, workload, k))
+        kept = kept.plus(expert_bytes(model, workload, k))
     if shared_input:
         kept = kept.plus(LayerBytes(-leaf.input_bytes(1.0, k.matmul_input, model.hidden_size, 0), 0.0))
     return kept
 
 
-def selective_bytes(model: ModelSpec, workload: Workload, framework: str, mixer: str, mlp: str) -> LayerBytes:
-    """What one layer keeps with selective recomputation.
+def every_second_product_bytes(
+    model: ModelSpec, workload: Workload, framework: str, mixer: str, mlp: str
+) -> LayerBytes:
+    """Selective recomputation outside Megatron, torchtitan's op-level policy: what one layer keeps.
 
-    Megatron (``recompute_modules core_attn``): no scores; with flash attention nothing is saved, and the
-    view of the values keeps the joint query-key-value buffer alive (seen in the dry run). Others
-    (torchtitan's op-level policy): layer input, attention output, and every second matrix product.
+    Layer input, attention output, and every second matrix product.
     """
     k = kernels(model, workload, framework)
     full = layer_bytes(model, workload, framework, mixer, mlp)
     queries = model.num_attention_heads * (model.v_head_dim or model.head_dim)
     keys = model.num_key_value_heads * model.head_dim
-    if framework != "megatron":
-        attention = mixer in "AB"
-        h, f = model.hidden_size, model.intermediate_size
-        # of query, key, value, output, up or gate, other, down: the first, third, fifth and seventh
-        products = 1.0 * attention * (queries + keys)
-        if mlp == "D":
-            products += f + model.gated_mlp * h
-        elif mlp == "E":
-            inside = (1.0 + model.gated_mlp) * model.moe_intermediate_size + h
-            products += model.num_experts_per_tok * inside / 2.0
-            products += model.shared_expert_intermediate_size
-        kept = k.stream * h + k.compute * (attention * queries + products)
-        return LayerBytes(0.0, min(kept, full.total))
-    if mixer not in "AB":
-        return full
-    if workload.attention == "flash":
-        return full.plus(LayerBytes(0.0, 0.0 if model.is_mla else k.compute * (queries + keys)))
-    scores = _scores(model, workload, k)
-    return full.plus(LayerBytes(0.0, -scores))
+    attention = mixer in "AB"
+    h, f = model.hidden_size, model.intermediate_size
+    # of query, key, value, output, up or gate, other, down: the first, third, fifth and seventh
+    products = 1.0 * attention * (queries + keys)
+    if mlp == "D":
+        products += f + model.gated_mlp * h
+    elif mlp == "E":
+        inside = (1.0 + model.gated_mlp) * model.moe_intermediate_size + h
+        products += model.num_experts_per_tok * inside / 2.0
+        products += model.shared_expert_intermediate_size
+    kept = k.stream * h + k.compute * (attention * queries + products)
+    return LayerBytes(0.0, min(kept, full.total))
 
 
 def checkpoint_bytes(model: ModelSpec, workload: Workload, framework: str) -> float:
@@ -163,7 +156,8 @@ def checkpoint_bytes(model: ModelSpec, workload: Workload, framework: str) -> fl
     return leaf.input_bytes(1.0, kernels(model, workload, framework).stream, model.hidden_size, 0)
 
 
-def _scores(model: ModelSpec, workload: Workload, k: Kernels) -> float:
+def score_bytes(model: ModelSpec, workload: Workload, k: Kernels) -> float:
+    """Scores of one attention layer that is not fused."""
     return leaf.score_bytes(k.score, workload.dropout, k.compute, model.num_attention_heads, workload.sequence_length)
 
 
@@ -172,7 +166,7 @@ def _attention(model: ModelSpec, workload: Workload, k: Kernels) -> LayerBytes:
     opening = leaf.input_bytes(copies, k.matmul_input, model.hidden_size, workload.dropout)
     heads, keys = model.num_attention_heads, model.num_key_value_heads
     # fused kernels keep one float32 per head and token (log-sum-exp); eager ones keep the scores
-    rest = 4.0 * heads if workload.attention == "flash" else _scores(model, workload, k)
+    rest = 4.0 * heads if workload.attention == "flash" else score_bytes(model, workload, k)
     if model.is_mla:
         latents, sharded = leaf.latent_attention_bytes(
             k.compute,
@@ -202,7 +196,8 @@ def _mlp(model: ModelSpec, workload: Workload, k: Kernels, width: int) -> LayerB
     return LayerBytes(opening, leaf.mlp_bytes(k.gated if model.gated_mlp else k.ungated, width))
 
 
-def _experts(model: ModelSpec, workload: Workload, k: Kernels) -> LayerBytes:
+def expert_bytes(model: ModelSpec, workload: Workload, k: Kernels) -> LayerBytes:
+    """Router, routed and shared experts of one layer, with the input that they share."""
     per_width = k.gated if model.gated_mlp else k.ungated
     # the routing weight is applied to the activation: fused into SwiGLU only
     per_expert_width = per_width if model.gated_mlp else per_width + k.compute

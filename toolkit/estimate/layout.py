@@ -15,9 +15,10 @@ import msgspec
 
 from toolkit import megatron_shapes
 from toolkit.equation import equation, tracing
-from toolkit.estimate.layer_bytes import LayerBytes, checkpoint_bytes, layer_bytes, selective_bytes
+from toolkit.estimate.layer_bytes import LayerBytes, checkpoint_bytes, layer_bytes
 from toolkit.estimate.matrices import matrices
 from toolkit.estimate.parameters import ModelParameters, count_parameters, lora_parameters
+from toolkit.estimate.selective import selective_bytes
 from toolkit.model import ModelSpec
 from toolkit.numeric import Number, holds_anywhere, maximum, minimum, take, where
 from toolkit.pipeline_split import EVEN, PipelineSplit, pipeline_split

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from toolkit.equation import equation
-from toolkit.estimate.precision import value_bytes
+from toolkit.estimate.precision import eight_bit_weights, value_bytes
 from toolkit.estimate.states import Share, States
 from toolkit.model import ModelSpec
 from toolkit.numeric import Number, where
@@ -34,8 +34,10 @@ def megatron_states(
     over = where(strategy.zero_stage > 0, replicas, 1.0)
     experts_over = where(strategy.zero_stage > 0, expert_replicas, 1.0)
     everything = share.trained + share.experts
-    # fp8: transformer-engine keeps an 8-bit copy of each matrix and its transpose from one micro batch to the next
-    copies = 2.0 * (everything - share.root) if workload.precision == "fp8" else 0.0
+    # fp8: transformer-engine keeps an 8-bit copy of each matrix and its transpose from one micro batch to the next;
+    # with 8-bit weights these two are all there is
+    copied = workload.precision == "fp8" and not eight_bit_weights(workload, strategy.framework)
+    copies = 2.0 * (everything - share.root) if copied else 0.0
     states = precision.master + precision.optimizer_states
     # activations in transit between stages: one received, one sent
     tokens = 1.0 * strategy.micro_batch_size * workload.sequence_length / strategy.cp

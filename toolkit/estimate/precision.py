@@ -42,14 +42,26 @@ def pure(workload: Workload, framework: str) -> bool:
 
     Raises ToolkitError where the framework or the precision keeps float32 weights all the same.
     """
-    if workload.weights == "default":
+    if workload.weights == "default" or (workload.weights == "fp8" and eight_bit_weights(workload, framework)):
         return False
     if workload.weights != "bf16":
-        raise ToolkitError(f"unknown weights {workload.weights!r}", remedy="use default or bf16")
+        raise ToolkitError(f"unknown weights {workload.weights!r}", remedy="use default, bf16 or fp8")
     if framework not in ("ddp", "fsdp") or workload.precision == "fp32":
         raise ToolkitError(
             f"weights in bf16 alone are not modelled for {framework} in {workload.precision}",
             remedy="use ddp or fsdp in 16 bits, or weights: default",
+        )
+    return True
+
+
+def eight_bit_weights(workload: Workload, framework: str) -> bool:
+    """Whether Megatron keeps its matrices in 8 bits alone; raises ToolkitError where nothing does."""
+    if workload.weights != "fp8":
+        return False
+    if framework != "megatron" or workload.precision != "fp8":
+        raise ToolkitError(
+            f"weights in fp8 alone are not modelled for {framework} in {workload.precision}",
+            remedy="use megatron with precision fp8, or weights: default",
         )
     return True
 

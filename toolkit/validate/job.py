@@ -12,7 +12,7 @@ overlap of tp          all by user buffers in those recipes with sequence parall
 schedule (no column)   what the notes say (ZB-1p ...), and where embedding and head lie; else 1F1B, on the ends
 zero_norm              3 for FSDP; 1 for NeMo and Megatron-Bridge recipes; else 0
 sp                     on for NeMo and Megatron-Bridge recipes, and with experts (megatron-core requires it); else off
-etp (no column)        what the notes say (etp1); else 1 for NeMo and Megatron-Bridge recipes; else tp (Megatron-LM), 1 where tp cannot be
+etp (no column)        what the notes say (etp1); else 1 for NeMo and Megatron-Bridge recipes, tp for Megatron-LM
 recompute_norm         full for torchtune and LLaMA-Factory recipes; else none
 micro_batch            from global_batch, dp and grad_accum; else 1
 precision_norm         bf16, or fp16 where the card has no bf16
@@ -118,6 +118,8 @@ def _job(row: Row, lookups: Lookups) -> Job:
     shape = shape_of(row, lookups.models)
     if shape.model is None:
         raise _Unusable(shape.reason)
+    if notes_of(row).teacher:
+        raise _Unusable("not modelled: distillation, a second model beside the trained one")
     assumed, unscored = list(shape.assumed), dict[str, str]()
     model, cluster = shape.model, _cluster(row, gpus, lookups)
     strategy = _strategy(row, model, gpus, cluster, assumed)
@@ -239,11 +241,8 @@ def _recompute(row: Row, framework: str, assumed: list[str]) -> int:
         return RECOMPUTE.index("full")
     if not stated:
         assumed.append("no recomputation")
-    if (
-        stated == "selective"
-        and framework != "megatron"
-        and "core_attn" not in recompute_modules(row.text("recompute"))
-    ):
+    modules = recompute_modules(row.text("recompute")).split("+")
+    if stated == "selective" and framework != "megatron" and "core_attn" not in modules:
         return 0  # parts that are cheap to run again
     return RECOMPUTE.index(stated or "none")
 
@@ -325,6 +324,6 @@ def _workload(
         dropout=megatron_lm and not model.gated_mlp and notes.positions not in ("rope", "none"),
         launch_blocking=notes.launch_blocking,
         kernels=words.kernels_of(name, strategy.framework, row.text("compile") == "1"),
-        weights=words.weights_of(name, strategy.framework, f"{row.text('precision')} {row.text('notes')}", precision),
+        weights=words.weights_of(name, strategy.framework, row.text("precision"), precision, row.text("notes")),
         recompute_modules=recompute_modules(row.text("recompute")),
     )

@@ -10,10 +10,19 @@ import msgspec
 
 from toolkit.estimate.parameters import count_parameters
 from toolkit.model import ModelSpec
+from toolkit.validate.notes import Notes, notes_of
 from toolkit.validate.rows import Row
 
 # Megatron-LM's GPT-2 tokens, 50,257, padded to a multiple of 1,024: what published GPT runs have where they state it
 USUAL_VOCABULARY = 51_200
+# MLATransformerConfig of megatron-core 0.16.1
+LATENT: dict[str, Any] = {
+    "q_lora_rank": 512,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
 _PLAIN_MLP = r"gpt(?!-oss)|\bmpt|\bopt|bloom"
 _STATE_SPACE = r"hybrid|mamba|nemotron-?(h|3)\b"
 
@@ -48,7 +57,8 @@ def shape_of(row: Row, models: Models) -> Shape:
         return Shape(_with_columns(named, row))
     if missing:
         return Shape(None, reason=f"missing: {', '.join(missing)}, and {row.text('model')!r} is not a registered model")
-    if re.search(_STATE_SPACE, row.text("model").casefold()):
+    notes = notes_of(row)
+    if notes.hybrid or re.search(_STATE_SPACE, row.text("model").casefold()):
         return Shape(None, reason="not modelled: no column says which layers are state-space layers")
     if row.count("n_experts") and not row.count("top_k"):
         return Shape(None, reason="missing: top_k of a mixture of experts")
@@ -56,7 +66,7 @@ def shape_of(row: Row, models: Models) -> Shape:
         for kin in models.every():
             if _same_experts(kin, row):
                 return Shape(_with_columns(kin, row), (f"attention and experts as in {kin.name}",))
-    return _from_columns(row)
+    return _from_columns(row, notes)
 
 
 def _agrees(model: ModelSpec, row: Row) -> bool:
@@ -98,25 +108,39 @@ def _of_depth(pattern: Any, layers: int) -> Any:
     return pattern[:layers] + pattern[-1:] * max(layers - len(pattern), 0)
 
 
-def _from_columns(row: Row) -> Shape:
+def _from_columns(row: Row, notes: Notes) -> Shape:
     """Gated or plain MLP and tied embeddings are what brings the count nearest to ``params_b`` where both are open."""
     assumed = []
     if row.count("vocab") is None:
         assumed.append(f"vocabulary {USUAL_VOCABULARY}")
     gated, tied = (True, False), (True, False)
+    if notes.gated_mlp is not None:
+        gated = (notes.gated_mlp,) * 2
     if row.text("tied") in ("0", "1"):
         tied = (row.text("tied") == "1",) * 2
     target = row.number("params_b")
     if target is None:
-        gated = (_looks_gated(row),) * 2
-        assumed.append("gated MLP" if gated[0] else "plain MLP")
+        if notes.gated_mlp is None:
+            gated = (_looks_gated(row),) * 2
+            assumed.append("gated MLP" if gated[0] else "plain MLP")
         if len(set(tied)) > 1:
             tied = (not gated[0],) * 2
             assumed.append("tied embeddings" if tied[0] else "untied embeddings")
-    shapes = [_columns(row, gate, tie) for gate in dict.fromkeys(gated) for tie in dict.fromkeys(tied)]
+    shapes = [_columns(row, notes.positions, gate, tie) for gate in dict.fromkeys(gated) for tie in dict.fromkeys(tied)]
+    if notes.latent_attention:
+        assumed.append("latent attention of Megatron's default ranks and head sizes")
+        shapes = [msgspec.structs.replace(shape, **LATENT) for shape in shapes]
     if len(shapes) > 1:
         shapes.sort(key=lambda shape: abs(count_parameters(shape).total - 1e9 * (target or 0.0)))
     return Shape(shapes[0], tuple(assumed))
+
+
+def default_width(hidden: int, gated: bool) -> int:
+    """Of an MLP that a row does not state: four times the model's, two thirds of that with a gate.
+
+    Source: ``validate_args`` of Megatron-LM (``--swiglu`` without ``--ffn-hidden-size``), a multiple of 64.
+    """
+    return int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden
 
 
 def _looks_gated(row: Row) -> bool:
@@ -126,9 +150,9 @@ def _looks_gated(row: Row) -> bool:
     return not plain and re.search(_PLAIN_MLP, row.text("model").casefold()) is None
 
 
-def _columns(row: Row, gated: bool, tied: bool) -> ModelSpec:
+def _columns(row: Row, positions: str, gated: bool, tied: bool) -> ModelSpec:
     hidden, heads = row.count("hidden") or 1, row.count("heads") or 1
-    experts, ffn = row.count("n_experts") or 0, row.count("ffn") or 4 * hidden
+    experts, ffn = row.count("n_experts") or 0, row.count("ffn") or default_width(hidden, gated)
     return ModelSpec(
         name=row.text("model") or row.name,
         num_hidden_layers=row.count("layers") or 1,
@@ -146,7 +170,7 @@ def _columns(row: Row, gated: bool, tied: bool) -> ModelSpec:
         attention_output_bias=not gated,
         mlp_bias=not gated,
         expert_bias=not gated and experts > 0,
-        learned_positions=0 if gated else row.count("seq_len") or 0,
+        learned_positions=0 if positions == "rope" or gated else row.count("seq_len") or 0,
         num_experts=experts,
         num_experts_per_tok=row.count("top_k") or 0 if experts else 0,
         moe_intermediate_size=ffn if experts else 0,

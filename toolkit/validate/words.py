@@ -102,14 +102,14 @@ def flash_generation_of(words: str, stated: str) -> int:
     return 1 if re.search(_COMPOSER, words.casefold()) else 0
 
 
-def weights_of(words: str, framework: str, precision: str, computed: str) -> str:
+def weights_of(words: str, framework: str, precision: str, computed: str, notes: str = "") -> str:
     """bf16 where the whole model is cast to it: LitGPT's ``bf16-true``, and torchtune's ``dtype: bf16``.
 
     fp8 where Megatron keeps its matrices in 8 bits alone: said so (``fp8 params``, ``native fp8``), or in a recipe of
     NeMo or Megatron-Bridge (``fp8_param_gather = True`` of ``mixed_precision.py``), except by blocks.
     """
     if framework == "megatron" and computed == "fp8":
-        said = re.search(r"fp8[_ -]param|native[_ ]fp8|primary", precision.casefold())
+        said = re.search(r"fp8[_ -]param|native[_ ]fp8", f"{precision} {notes}".casefold())
         recipe = has_recipe_defaults(words) and not re.search("block|subchannel", precision.casefold())
         return "fp8" if said or recipe else "default"
     whole = "true" in precision.casefold() or re.search("torchtune", words.casefold()) is not None

@@ -1,0 +1,83 @@
+"""What free text says: Megatron's options, modules of selective recomputation."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.validate.runs import LOOKUPS, row
+from toolkit.validate.job import Job, Skip, job_of
+from toolkit.validate.notes import Notes, notes_of, recompute_modules
+
+
+def said(text: str) -> Notes:
+    found = row()
+    return notes_of(type(found)(found.line, found.texts | {"notes": text}, found.numbers))
+
+
+def test_options_are_read() -> None:
+    found = said("CI test x_tp2_etp1_ep4; derived for swiglu=True; transformer_impl=local; position=rope; MLA")
+    assert found.gated_mlp is True and found.positions == "rope" and found.unfused
+    assert found.expert_tensor_parallel == 1 and found.latent_attention
+
+
+def test_what_is_not_said_stays_open() -> None:
+    found = said("10 steps, mean of 3; flash attention")
+    assert found == said("")
+    assert (found.gated_mlp, found.positions, found.expert_tensor_parallel) == (None, "", None)
+    assert not (found.unfused or found.latent_attention or found.hybrid or found.teacher)
+
+
+@pytest.mark.parametrize("text", ["hybrid pattern MEM*E", "position=none"])
+def test_layers_of_several_kinds(text: str) -> None:
+    assert said(text).hybrid
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("", "core_attn"),
+        ("selective", "core_attn"),
+        ("selective (op)", "core_attn"),
+        ("selective-op", "core_attn"),
+        ("selective (per-op SAC)", "core_attn"),
+        ("selective (every 2nd layer)", "core_attn"),
+        ("minimal_with_context policy", "core_attn"),
+        ("selective:moe+layernorm+core_attn+moe_act", "core_attn+layernorm+moe+moe_act"),
+        ("selective:mlp-act+norm", "layernorm+mlp_act"),
+        ("selective:mla_up_proj+mlp", "mla_up_proj+mlp"),
+        ("selective:[layernorm mla_up_proj mlp moe_act]", "layernorm+mla_up_proj+mlp+moe_act"),
+        ("selective (RMSNorm, MLA up-proj, SwiGLU)", "layernorm+mla_up_proj+mlp_act+moe_act"),
+    ],
+)
+def test_modules_of_selective_recomputation(text: str, names: str) -> None:
+    assert recompute_modules(text) == names
+
+
+def noted(text: str, **changes: object) -> Job | Skip:
+    plain = row(**changes)
+    return job_of(type(plain)(plain.line, plain.texts | {"notes": text}, plain.numbers), LOOKUPS)
+
+
+SHAPE = {"model": "unregistered", "hidden": 1024, "heads": 8, "kv_heads": 8, "ffn": 4096}
+
+
+def test_notes_reach_the_job() -> None:
+    """A stated kind of MLP, local modules without fused attention, rotary positions: no dropout by default."""
+    plain, gated = noted("swiglu=False; position=rope", **SHAPE), noted("swiglu=True", **SHAPE)
+    assert isinstance(plain, Job) and isinstance(gated, Job)
+    assert not plain.model.gated_mlp and plain.model.learned_positions == 0 and not plain.workload.dropout
+    assert gated.model.gated_mlp and gated.workload.attention == "flash"
+    local = noted("transformer_impl=local", **SHAPE)
+    assert isinstance(local, Job) and local.workload.attention == "eager"
+
+
+def test_latent_attention_takes_megatrons_default_ranks() -> None:
+    found = noted("MLA", **SHAPE)
+    assert isinstance(found, Job)
+    assert (found.model.q_lora_rank, found.model.kv_lora_rank, found.model.v_head_dim) == (512, 512, 128)
+    assert any("latent attention" in said for said in found.assumed)
+
+
+def test_a_hybrid_without_its_pattern_is_left_out() -> None:
+    found = noted("position=none", **SHAPE)
+    assert isinstance(found, Skip) and "state-space" in found.reason
