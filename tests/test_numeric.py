@@ -42,3 +42,16 @@ def test_scalars_need_no_numpy() -> None:
         + "assert 'numpy' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=20))
+def test_each_calls_a_function_once_for_each_distinct_number(values: list[int]) -> None:
+    called: list[int] = []
+
+    def squared(value: int) -> float:
+        called.append(value)
+        return float(value * value)
+
+    column = numeric.each(squared, numpy.array(values))
+    assert list(column) == [float(value * value) for value in values] == [numeric.each(squared, v) for v in values]
+    assert sorted(called[: len(set(values))]) == sorted(set(values))

@@ -6,6 +6,7 @@ is met, so evaluating one plan costs no numpy import.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 _SCALARS = (int, float, bool)
@@ -95,6 +96,16 @@ def take(table: tuple[float, ...], index: Number) -> Number:
 
         return numpy.asarray(table)[index]
     return table[index]
+
+
+def each(function: Callable[[int], float], values: Number) -> Number:
+    """``function`` of a whole number, or of each distinct one in a column of few different values."""
+    if is_column(values):
+        import numpy
+
+        distinct, places = numpy.unique(values, return_inverse=True)
+        return numpy.array([function(int(value)) for value in distinct])[places.reshape(numpy.shape(values))]
+    return function(int(values))
 
 
 def interpolate(x: Number, xs: tuple[float, ...], ys: tuple[float, ...]) -> Number:

@@ -13,7 +13,7 @@ from toolkit.workload import MOST_SEQUENCES, MOST_TOKENS
 CHOICES = {
     "precision": ("bf16", "fp16", "fp32", "fp8"),
     "method": ("full", "lora", "qlora"),
-    "optimizer": ("adamw", "adamw_8bit", "sgd", "muon"),
+    "optimizer": ("adamw", "adamw_unfused", "adamw_paged", "adamw_8bit", "adamw_8bit_paged", "sgd", "muon"),
     "schedule": ("cosine", "linear", "constant"),
     "lora_targets": ("all-linear", "attention"),
 }

@@ -10,7 +10,14 @@ from toolkit import strategy as strategies
 from toolkit.plan import Plan
 
 # Trainer's names of the optimizers; the fused kernel needs a GPU
-OPTIMIZERS = {"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_bnb_8bit", "sgd": "sgd"}
+OPTIMIZERS = {
+    "adamw": "adamw_torch_fused",
+    "adamw_unfused": "adamw_torch",
+    "adamw_paged": "paged_adamw_32bit",
+    "adamw_8bit": "adamw_bnb_8bit",
+    "adamw_8bit_paged": "paged_adamw_8bit",
+    "sgd": "sgd",
+}
 
 
 def training_arguments(

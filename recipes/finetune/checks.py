@@ -14,7 +14,7 @@ from toolkit.errors import Problems
 from toolkit.plan import Plan
 
 FRAMEWORKS = ("ddp", "deepspeed", "fsdp")
-OPTIMIZERS = ("adamw", "adamw_8bit", "sgd")
+OPTIMIZERS = ("adamw", "adamw_unfused", "adamw_paged", "adamw_8bit", "adamw_8bit_paged", "sgd")
 METHODS = ("full", "lora", "qlora")
 PRECISIONS = ("bf16", "fp16", "fp32")
 AGAIN = "write it again with: toolkit emit PLAN.json --out DIR"
@@ -124,8 +124,10 @@ def _check_cpu(problems: Problems, plan: Plan) -> None:
         problems.add("fp16 does not train on CPUs (DeepSpeed: 'fp16 is not supported on your device')", "use bf16")
     if plan.contract.method == "qlora":
         problems.add("QLoRA needs the 4-bit kernels of bitsandbytes on a GPU", "use method lora on CPUs")
-    if plan.contract.optimizer == "adamw_8bit":
-        problems.add("adamw_8bit needs the kernels of bitsandbytes on a GPU", "use optimizer adamw on CPUs")
+    if plan.contract.optimizer in ("adamw_paged", "adamw_8bit", "adamw_8bit_paged"):
+        problems.add(
+            f"{plan.contract.optimizer} needs the kernels of bitsandbytes on a GPU", "use optimizer adamw on CPUs"
+        )
 
 
 def _check_ds_batch(problems: Problems, plan: Plan, ds_config: dict[str, Any]) -> None:

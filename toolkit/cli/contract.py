@@ -22,6 +22,7 @@ CONTRACT_OPTIONS = {
     "sequence_length": "sequence_length",
     "global_batch": "global_batch_size",
     "learning_rate": "learning_rate",
+    "optimizer": "optimizer",
     "dataset": "dataset",
     "tokenizer": "tokenizer",
 }
@@ -50,7 +51,7 @@ def contract_of(
         changes["sequence_length"] = length
         changes["global_batch_size"] = options.get("global_batch") or _default_batch(method, length, cluster, said)
         changes["learning_rate"] = options.get("learning_rate") or LEARNING_RATE[method]
-        changes |= {name: options[name] for name in ("dataset", "tokenizer") if options.get(name)}
+        changes |= {name: options[name] for name in ("dataset", "tokenizer", "optimizer") if options.get(name)}
         said += _said_of_schedule(options, method)
     else:
         for option, field in CONTRACT_OPTIONS.items():

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from toolkit.gpu_counts import MOST_GPUS
+from toolkit.recipe import CHOICES
 from toolkit.strategy import FRAMEWORKS, OFFLOAD, RECOMPUTE
 from toolkit.workload import MOST_SEQUENCES, MOST_TOKENS
 
@@ -54,6 +55,9 @@ def request_options(function: Function) -> Function:
             click.option("--framework", type=click.Choice(["any", *FRAMEWORKS]), default="any", show_default=True),
             click.option("--method", type=click.Choice(["full", "lora", "qlora"]), help="What is trained."),
             click.option("--precision", type=click.Choice(["bf16", "fp16", "fp32", "fp8"])),
+            click.option(
+                "--optimizer", type=click.Choice(CHOICES["optimizer"]), help="What updates the weights; adamw is fused."
+            ),
             click.option("--calibration", default="assumed", show_default=True, help="Coefficients of the estimates."),
         )
     ):

@@ -12,10 +12,11 @@ from toolkit.pipeline_split import IMPOSSIBLE, pipeline_split
 from toolkit.plan import Plan
 from toolkit.recipe import CHOICES
 
+_TRAINER = ("adamw", "adamw_unfused", "adamw_paged", "adamw_8bit", "adamw_8bit_paged", "sgd")
 OPTIMIZERS = {
-    "ddp": ("adamw", "adamw_8bit", "sgd"),
-    "deepspeed": ("adamw", "adamw_8bit", "sgd"),
-    "fsdp": ("adamw", "adamw_8bit", "sgd"),
+    "ddp": _TRAINER,
+    "deepspeed": _TRAINER,
+    "fsdp": _TRAINER,
     "megatron": ("adamw", "sgd"),
 }
 

@@ -12,8 +12,8 @@ from toolkit.calibration import Calibration
 from toolkit.cluster import ClusterSpec
 from toolkit.equation import equation
 from toolkit.estimate.layout import Tables, tables
-from toolkit.estimate.memory_deepspeed import fullest_partition
-from toolkit.estimate.precision import state_precision, value_bytes
+from toolkit.estimate.partition import fullest_partition
+from toolkit.estimate.precision import PAGED, state_precision, value_bytes
 from toolkit.estimates import HostMemoryEstimate
 from toolkit.model import ModelSpec
 from toolkit.numeric import Number, minimum, where
@@ -95,7 +95,8 @@ def _offload(workload: Workload, strategy: Strategy, calibration: Calibration, t
     accumulated: Number = 0.0
     if strategy.framework == "deepspeed":  # gradients of whole tensors wait on the host for the next micro batch
         waiting = (strategy.zero_stage < 3) & (strategy.gradient_accumulation_steps > 1)
-        accumulated = where(waiting, value * fullest_partition(trained, world, 1.0 * table.counted.largest_tensor), 0.0)
+        touching = minimum(trained, fullest_partition(table.tensors, strategy.dp * strategy.cp * strategy.tp))
+        accumulated = where(waiting, value * touching, 0.0)
     states = offload_bytes(
         ranks,
         trained / world,

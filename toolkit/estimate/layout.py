@@ -18,6 +18,7 @@ from toolkit.equation import equation, tracing
 from toolkit.estimate.layer_bytes import LayerBytes, checkpoint_bytes, layer_bytes
 from toolkit.estimate.matrices import matrices
 from toolkit.estimate.parameters import ModelParameters, count_parameters, lora_parameters
+from toolkit.estimate.partition import Sizes, adapter_sizes, flat_sizes
 from toolkit.estimate.selective import selective_bytes
 from toolkit.model import ModelSpec
 from toolkit.numeric import Number, holds_anywhere, maximum, minimum, take, where
@@ -46,6 +47,7 @@ class Tables(NamedTuple):
     adapters: int
     quantised: float  # parameters that a 4-bit base model packs
     small: float  # parameters of tensors below ten widths: ZeRO-3 never partitions them
+    tensors: Sizes  # elements of what is trained, in the order in which DeepSpeed flattens it
 
 
 class Stage(NamedTuple):
@@ -82,6 +84,7 @@ def _tables(model: ModelSpec, workload: Workload, framework: str) -> Tables:
     selective = {pair: selective_bytes(model, workload, framework, *pair) for pair in kinds}
     linear = sum(m.elements * m.number * m.fused for m in matrices(model) if m.linear and m.group != "router")
     norms = model.norms_per_layer * len(letters) + 1
+    adapters = 0 if workload.method == "full" else lora_parameters(model, workload.lora_rank, workload.lora_targets)
     return Tables(
         counted=counted,
         layers=len(letters),
@@ -93,9 +96,10 @@ def _tables(model: ModelSpec, workload: Workload, framework: str) -> Tables:
         selective=_columns([selective[pair] for pair in letters]),
         checkpoint=checkpoint_bytes(model, workload, framework),
         kinds=tuple(kinds.values()),
-        adapters=0 if workload.method == "full" else lora_parameters(model, workload.lora_rank, workload.lora_targets),
+        adapters=adapters,
         quantised=float(linear) if workload.method == "qlora" else 0.0,
         small=float(norms * model.hidden_size * (1 + model.norm_bias)),
+        tensors=adapter_sizes(adapters, model) if adapters else flat_sizes(model, counted),
     )
 
 

@@ -111,6 +111,8 @@ def stage_share(model: ModelSpec, strategy: Strategy, table: Tables, stage: Stag
         layer=1.0 * counted.largest_layer / strategy.tp,
         largest=1.0 * counted.largest_tensor,
         small=table.small,
+        tail=head + stage.head * counted.final_norm + (embedding if model.tie_word_embeddings else 0.0),
+        tensors=table.tensors,
     )
 
 
@@ -118,13 +120,16 @@ def _peak(
     cluster: ClusterSpec, strategy: Strategy, calibration: Calibration, states: States, kept: Activations
 ) -> MemoryEstimate:
     end = kept.gradients + states.backward
-    beyond_logits = maximum(kept.loss_workspace, kept.recomputed + end - kept.logits)
+    at_loss = maximum(states.loss, kept.loss_workspace + states.loss_backward)
+    at_layer = maximum(kept.recomputed + end, states.head) - kept.logits
+    beyond_logits = maximum(at_loss, at_layer)
     start = kept.kept + kept.logits + beyond_logits
     gradients = gradients_beyond_activations(
         states.accumulated, states.final, start, end, strategy.gradient_accumulation_steps
     )
     temporaries = step_excess(states.step, start + gradients)
-    gathering = minimum(states.backward, beyond_logits)
+    communicating = where(at_loss >= at_layer, states.loss, maximum(states.backward, states.head))
+    gathering = minimum(communicating, beyond_logits)
     dynamic = start + gradients + temporaries
     return MemoryEstimate(
         parameters_bytes=states.parameters,

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from toolkit import deepspeed_defaults as defaults
 from toolkit.equation import equation
-from toolkit.estimate.precision import NF4_BYTES
+from toolkit.estimate.partition import fullest_partition
+from toolkit.estimate.precision import NF4_BYTES, UNFUSED, resident_states
 from toolkit.estimate.states import Share, States
 from toolkit.model import ModelSpec
 from toolkit.numeric import Number, maximum, minimum, where
@@ -20,7 +21,7 @@ from toolkit.strategy import Strategy
 from toolkit.workload import Precision, Workload
 
 # Beside the states, a non-fused Adam builds float32 denominators; on one flat tensor (a shard of ZeRO-1 or 2) their
-# quotient too. A fused kernel builds neither: where the step is the peak, these figures are an upper bound.
+# quotient too. A fused kernel builds neither.
 LIST_TEMPORARY = 4.0
 FLAT_TEMPORARY = 8.0
 
@@ -29,17 +30,6 @@ FLAT_TEMPORARY = 8.0
 def shared_bytes(parameters: Number, bytes_per_parameter: Number, ranks: Number) -> Number:
     """One kind of state of ``P`` parameters divided over ``n`` ranks. Source: ZeRO, arXiv 1910.02054, figure 1."""
     return 1.0 * parameters * bytes_per_parameter / ranks
-
-
-@equation("M2", "min(P, P/W + n_max)")
-def fullest_partition(parameters: Number, ranks: Number, largest_tensor: Number) -> Number:
-    """Elements of whole tensors that touch the fullest rank's partition (ZeRO-1 and 2): an upper bound.
-
-    Source: ``stage_1_and_2.py:1016``: a rank keeps the full gradient of every tensor that reaches into its shard, so
-    with many ranks the embedding alone counts (1,050,673,152 bytes on rank 0 of Llama-3-8B at W = 64, where
-    2 P / W is 250,945,664).
-    """
-    return minimum(1.0 * parameters, 1.0 * parameters / ranks + largest_tensor)
 
 
 @equation("M3", "contiguous*(1 + overlap)*b*B")
@@ -52,16 +42,18 @@ def bucket_bytes(elements: float, bytes_per_value: float, overlap: bool, contigu
     return contiguous * (1.0 + overlap) * bytes_per_value * elements
 
 
-@equation("M4", "b*max(min(P, live + prefetch), n_max + prefetch)")
+@equation("M4", "b*P where P <= live + n_max, else b*(max(live, n_max) + prefetch)")
 def live_bytes(
     parameters: Number, bytes_per_value: float, live: float, prefetch: float, largest_tensor: Number
 ) -> Number:
     """Parameters that ZeRO-3 keeps gathered: ``stage3_max_live_parameters`` plus the prefetch, at most all.
 
-    A tensor larger than that limit is gathered all the same. Source: ``partitioned_param_coordinator.py:116``.
+    The prefetcher runs ahead of the modules until the limit is reached, and the tensor that crosses it is gathered
+    all the same: a model whose other tensors stay below the limit is gathered whole. Source:
+    ``partitioned_param_coordinator.py:453`` and ``:620``; counted in dry runs of 2 to 32 layers.
     """
-    gathered = minimum(1.0 * parameters, live + prefetch)
-    return bytes_per_value * maximum(gathered, minimum(1.0 * parameters, largest_tensor + prefetch))
+    some = minimum(1.0 * parameters, maximum(1.0 * largest_tensor, live) + prefetch)
+    return bytes_per_value * where(parameters <= live + largest_tensor, 1.0 * parameters, some)
 
 
 @equation("M5", "b*P/h")
@@ -70,16 +62,18 @@ def secondary_bytes(parameters: Number, bytes_per_value: float, hpz: Number) -> 
     return where(hpz > 1, bytes_per_value * parameters / hpz, 0.0)
 
 
-@equation("M6", "max(b*G_r + (4 + b)*P/W, (4 + 8)*P/W)")
-def partitioned_step_bytes(parameters: Number, ranks: Number, held: Number, bytes_per_value: float) -> Number:
+@equation("M6", "max(b*G_r + (4 + b)*P/W, (4 + a)*P/W)")
+def partitioned_step_bytes(
+    parameters: Number, ranks: Number, held: Number, bytes_per_value: float, temporary: float
+) -> Number:
     """ZeRO-1 and 2 in the optimizer step: float32 gradients of the shard. Source: ``stage_1_and_2.py:3118``.
 
-    First the kept gradients, their flat 16-bit copy and the float32 one; then, in a non-fused Adam, the float32
-    gradients, the denominators and their quotient, ``4 P / W`` each (a 7B on 8 V100 died in the last of these
-    with 28.28 GiB allocated: hiyouga/LLaMA-Factory#1221).
+    First the kept gradients, their flat 16-bit copy and the float32 one; then the float32 gradients and what the
+    optimizer allocates, ``a``: nothing in a fused Adam, else the denominators and their quotient, ``4 P / W`` each
+    (a 7B on 8 V100 died in the last of these with 28.28 GiB allocated: hiyouga/LLaMA-Factory#1221).
     """
     flattening = held + (4.0 + bytes_per_value) * parameters / ranks
-    return maximum(flattening, (4.0 + FLAT_TEMPORARY) * parameters / ranks)
+    return maximum(flattening, (4.0 + temporary) * parameters / ranks)
 
 
 @equation("M7", "4*min(P/W, sub_group)")
@@ -107,10 +101,11 @@ def deepspeed_states(
 
     parameters = shared_bytes(trained, value, all_over) + _frozen_bytes(share, value, all_over)
     parameters = where(offload == 2, 0.0, parameters)
-    per_parameter = precision.master + precision.optimizer_states + where(stage > 0, clone, 0.0)
+    per_parameter = precision.master + resident_states(workload, precision) + where(stage > 0, clone, 0.0)
     optimizer = where(offload > 0, 0.0, shared_bytes(trained, per_parameter, over))
 
-    held = value * fullest_partition(trained, ranks, share.largest)  # b G_r
+    touching = minimum(trained, fullest_partition(share.tensors, ranks * strategy.tp))
+    held = value * touching  # b G_r
     one_shard = where(offload > 0, 0.0, shared_bytes(trained, 4.0 if wide else value, ranks))
     full_wide = where(stage == 1, 4.0 * trained, where(stage == 2, shared_bytes(trained, 4.0, ranks), 0.0))
     gradients = where(stage == 3, one_shard, full_wide if wide else 0.0)
@@ -118,14 +113,24 @@ def deepspeed_states(
     first_copy = value * trained  # param.grad of stages 0 and 1 lives across micro batches
     partitioned = 0.0 if wide else held
     accumulated = where(stage < 2, first_copy, where(stage == 2, partitioned, 0.0))
-    final = where(stage == 0, first_copy, where(stage == 1, first_copy + partitioned, accumulated))
+    # in the last backward of stage 1 gradients move into the bucket; those above its size stay where they are
+    bucket = float(defaults.reduce_bucket_elements(model.hidden_size))
+    oversized = value * minimum(trained, 1.0 * sum(size for size in share.tensors if size > bucket))
+    # where gradients accumulate, the embedding's is whole before it is added to the others
+    added = where(strategy.gradient_accumulation_steps > 1, value * minimum(share.largest, trained), 0.0)
+    last = (first_copy if wide else oversized + partitioned) + added
+    final = where(stage == 0, first_copy + added, where(stage == 1, last, accumulated))
+    handed = where(stage == 0, first_copy, where((stage == 1) & wide, first_copy, where(stage == 3, 0.0, partitioned)))
     on_host = value * minimum(share.largest, trained)  # the buffer that each gradient is copied through
     accumulated = where(offload > 0, 0.0, accumulated)
     final = where(offload > 0, 0.0, final)
 
     buffers, backward = _buffers(model, strategy, share, trained, value, on_host)
-    split_step = FLAT_TEMPORARY * trained / ranks if wide else partitioned_step_bytes(trained, ranks, held, value)
-    whole_step = (value + (4.0 if precision.master else 0.0) + LIST_TEMPORARY) * trained
+    flat, several = (FLAT_TEMPORARY, LIST_TEMPORARY) if workload.optimizer in UNFUSED else (0.0, 0.0)
+    split_step = partitioned_step_bytes(trained, ranks, held, value, flat)
+    if wide:
+        split_step = flat * trained / ranks
+    whole_step = (value + (4.0 if precision.master else 0.0) + several) * trained
     group_step = sub_group_step_bytes(trained, ranks, float(defaults.SUB_GROUP_SIZE))
     step = where(stage == 0, whole_step, where(stage == 3, group_step, split_step))
     return States(
@@ -137,6 +142,7 @@ def deepspeed_states(
         final=final,
         backward=backward,
         step=where(offload > 0, 0.0, step),
+        handed=where(offload > 0, 0.0, handed),
     )
 
 
@@ -157,8 +163,10 @@ def _buffers(
     persistent = value * share.small
     # stage 3 allocates its bucket once, whatever the overlap (stage3.py:782)
     third = bucket_bytes(bucket, value, overlap=False) + live + secondary + persistent
-    split = bucket_bytes(minimum(bucket, trained), value, defaults.OVERLAP_COMM, defaults.CONTIGUOUS_GRADIENTS)
-    split = split + where((strategy.offload > 0) & (stage > 0), on_host, 0.0)
+    buckets = bucket_bytes(minimum(bucket, trained), value, defaults.OVERLAP_COMM, defaults.CONTIGUOUS_GRADIENTS)
+    # made in the first backward; stage 2 frees them after every micro batch, stage 1 after the last one
+    keeps = (stage == 1) & (strategy.gradient_accumulation_steps > 1)
+    split = where(keeps, buckets, 0.0) + where((strategy.offload > 0) & (stage > 0), on_host, 0.0)
     flat = value * minimum(1.0 * trained, bucket)  # stage 0 flattens one bucket for its all-reduce
-    buffers = where(stage == 3, third, where(stage == 0, flat, split))
-    return buffers, 0.0 * buffers
+    backward = where(((stage == 1) | (stage == 2)) & (keeps == 0), buckets, 0.0)
+    return where(stage == 3, third, where(stage == 0, flat, split)), backward

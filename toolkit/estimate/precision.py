@@ -23,6 +23,8 @@ from __future__ import annotations
 from toolkit.errors import ToolkitError
 from toolkit.workload import Precision, Workload
 
+UNFUSED = ("adamw_unfused",)  # torch.optim's default: lists of tensors, with temporaries
+PAGED = ("adamw_paged", "adamw_8bit_paged")  # bitsandbytes: states in unified memory, which gives way to tensors
 HALF = ("bf16", "fp16", "fp8")
 NF4_BYTES = 4.127 / 8  # QLoRA, arXiv 2305.14314: 4 bits and 0.127 bits of double-quantised scales
 
@@ -76,7 +78,7 @@ def state_precision(workload: Workload, framework: str, matrix_share: float = 1.
     states = optimizer_state_bytes(workload.optimizer, matrix_share)
     accumulate = {"fp32": 4.0, "bf16": 2.0}.get(workload.gradient_accumulation_dtype)
     if pure(workload, framework):
-        halved = 1.0 if workload.optimizer == "adamw_8bit" else 0.5
+        halved = 1.0 if "8bit" in workload.optimizer else 0.5
         return Precision(parameters=2.0, gradients=2.0, master=0.0, optimizer_states=halved * states)
     if workload.precision == "fp32" or framework in ("ddp", "fsdp"):
         return Precision(parameters=4.0, gradients=4.0, master=0.0, optimizer_states=states)
@@ -84,11 +86,23 @@ def state_precision(workload: Workload, framework: str, matrix_share: float = 1.
     return Precision(parameters=2.0, gradients=accumulate or default, master=4.0, optimizer_states=states)
 
 
+def resident_states(workload: Workload, precision: Precision) -> float:
+    """Bytes of optimizer states per parameter that need device memory: a paged optimizer's need none.
+
+    Source: bitsandbytes ``functional.get_paged`` (cudaMallocManaged, outside torch's allocator; pages move to the host
+    when the device is full), QLoRA, arXiv 2305.14314, section 3.
+    """
+    return 0.0 if workload.optimizer in PAGED else precision.optimizer_states
+
+
 def optimizer_state_bytes(optimizer: str, matrix_share: float = 1.0) -> float:
     """Bytes of optimizer states per parameter; raises ToolkitError for an optimizer that is not known."""
     known = {
         "adamw": 8.0,
+        "adamw_unfused": 8.0,
+        "adamw_paged": 8.0,
         "adamw_8bit": 2.0 * (1.0 + 4.0 / 256.0),
+        "adamw_8bit_paged": 2.0 * (1.0 + 4.0 / 256.0),
         "sgd": 4.0,
         "muon": 4.0 * matrix_share + 8.0 * (1.0 - matrix_share),
     }

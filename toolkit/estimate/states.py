@@ -22,6 +22,8 @@ class Share(NamedTuple):
     layer: Number  # the largest layer
     largest: Number  # the largest single tensor
     small: float
+    tail: Number  # what FSDP2 shards as its last unit: head and final norm, with tied weights the embedding
+    tensors: tuple[float, ...]  # trained tensors in the order in which DeepSpeed flattens them, before tp
 
 
 class States(NamedTuple):
@@ -30,7 +32,9 @@ class States(NamedTuple):
     ``parameters``, ``optimizer``, ``gradients`` and ``buffers`` are alive all the time. ``accumulated``
     gradients survive from one micro batch to the next; ``final`` are the transient gradients when the last
     backward pass ends; ``backward`` buffers exist while a layer's backward runs; ``step`` is everything
-    transient that is alive at the peak of the optimizer step.
+    transient that is alive at the peak of the optimizer step. ``loss`` are buffers while the loss is computed,
+    ``loss_backward`` while its gradient is, ``head`` while the head's gradient is reduced. ``handed`` are the
+    transient gradients that wait for the step, once what was only needed to reduce them is gone.
     """
 
     parameters: Number
@@ -41,3 +45,7 @@ class States(NamedTuple):
     final: Number
     backward: Number
     step: Number
+    loss: Number = 0.0
+    loss_backward: Number = 0.0
+    head: Number = 0.0
+    handed: Number = 0.0

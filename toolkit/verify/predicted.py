@@ -58,7 +58,8 @@ def predicted(plan: Plan, calibration: Calibration, stage: Stage) -> dict[str, f
     share = stage_share(model, s, table, stage)
     states = STATES[s.framework](model, workload, s, share, state_precision(workload, s.framework))
     estimate = stage_memory(model, plan.cluster, workload, s, calibration, table, stage)
-    kept = states.accumulated if s.gradient_accumulation_steps > 1 else states.final
+    once = states.final if s.framework == "megatron" else states.handed
+    kept = states.accumulated if s.gradient_accumulation_steps > 1 else once
     return {
         "parameters": float(states.parameters),
         "gradients": float(states.gradients + kept),
