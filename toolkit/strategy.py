@@ -35,6 +35,7 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     end stages, on end stages that have fewer layers for it, or spread over all stages (arXiv 2411.05288);
     ``tp_overlap`` is Megatron's: nothing, the collectives of the backward pass beside gradients (its default), or all
     by user buffers (``--tp-comm-overlap``).
+    ``dp_overlap`` is Megatron's too: ``--overlap-grad-reduce``, with ``--overlap-param-gather`` for all.
     """
 
     framework: str = "deepspeed"
@@ -58,6 +59,7 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     schedule: Literal["1f1b", "zb-1p", "zb-2p", "zb-v"] = "1f1b"
     vocabulary: Literal["ends", "balanced", "spread"] = "ends"
     tp_overlap: Literal["none", "backward", "all"] = "backward"
+    dp_overlap: Literal["none", "gradients", "all"] = "all"
 
     def take(self, index: int) -> Strategy:
         """The scalar strategy in row ``index`` of a column strategy."""
@@ -92,7 +94,7 @@ def describe(strategy: Strategy) -> str:
         words.append(strategy.schedule)
     if strategy.vocabulary != "ends":
         words.append(f"vocabulary-{strategy.vocabulary}")
-    if strategy.ep > 1 and strategy.etp != strategy.tp:
+    if strategy.etp != strategy.tp:
         words.append(f"etp{strategy.etp}")
     if strategy.sequence_parallel:
         words.append("sp")

@@ -78,14 +78,25 @@ def fsdp_step(stage: Number, micro_batches: Number, gather: Number, scatter: Num
     return micro_batches * (where(stage >= 3, 2.0, 1.0) * gather + scatter + across)
 
 
-@equation("C16", "R; with the distributed optimizer S + G")
-def megatron_step(stage: Number, reduce: Number, gather: Number, scatter: Number) -> Number:
+@equation("C16", "R; with the distributed optimizer S + R_across + G")
+def megatron_step(stage: Number, reduce: Number, gather: Number, scatter: Number, across: Number) -> Number:
     """Megatron: one all-reduce of gradients, or scatter and gather with the distributed optimizer.
 
+    Several instances of it (``--num-distributed-optimizer-instances``; ``zero1`` smaller than the data group in
+    InternEvo) scatter and gather inside one and all-reduce a shard across them.
     Source: megatron-core 0.16.1, core/distributed/param_and_grad_buffer.py; gradients stay on the rank until the last
     micro batch.
     """
-    return where(stage > 0, scatter + gather, reduce)
+    return where(stage > 0, scatter + across + gather, reduce)
+
+
+@equation("C18", "max(P/max(40e6, 1e6*n), 1)")
+def megatron_buckets(parameters: Number, size: Number) -> Number:
+    """Collectives that Megatron cuts ``P`` parameters into for a data group of ``n``: larger ones for larger groups.
+
+    Source: megatron-core 0.16.1 core/distributed/distributed_data_parallel.py, ``bucket_size``.
+    """
+    return maximum(1.0 * parameters / maximum(4.0e7, 1.0e6 * size), 1.0)
 
 
 def dense_parameters(work: LayerWork, s: Strategy, layers: Number) -> Number:
@@ -131,6 +142,8 @@ def _data_group(
     if s.framework == "deepspeed":
         # its buckets (h^2 elements) and prefetches (0.9 h^2) hold about one matrix each; the others send whole layers
         layers = layers * work.kernels
+    elif s.framework == "megatron":
+        layers = megatron_buckets(parameters, size)
     gradients = parameters * trained * gradient_bytes(workload, s.framework) / layers
     weights = parameters * value_bytes(workload) / layers
     steps = s.gradient_accumulation_steps
@@ -139,9 +152,9 @@ def _data_group(
     reduce_bytes = 2.0 * layers * ring_bytes(size, gradients)
     if s.framework == "ddp":
         return reduce_bytes, reduce, 0.0
+    copies = maximum(size // shard, 1)
+    inner, outer = group(net, shard, stride), group(net, copies, stride * shard)
     if s.framework == "fsdp":
-        copies = maximum(size // shard, 1)
-        inner, outer = group(net, shard, stride), group(net, copies, stride * shard)
         seconds = fsdp_step(
             s.zero_stage,
             steps,
@@ -157,16 +170,28 @@ def _data_group(
             2.0 * layers * ring_bytes(copies, gradients / shard),
         )
         return sent, seconds, 0.0
+    if s.framework == "megatron":
+        seconds = megatron_step(
+            s.zero_stage,
+            reduce,
+            trained * layers * all_gather_seconds(net, inner, weights),
+            layers * all_gather_seconds(net, inner, gradients),
+            layers * all_reduce_seconds(net, outer, gradients / shard),
+        )
+        sent = megatron_step(
+            s.zero_stage,
+            reduce_bytes,
+            trained * layers * ring_bytes(shard, weights),
+            layers * ring_bytes(shard, gradients),
+            2.0 * layers * ring_bytes(copies, gradients / shard),
+        )
+        gathered = where(s.zero_stage > 0, trained * layers * all_gather_seconds(net, inner, weights), 0.0)
+        late = {"none": seconds, "gradients": gathered, "all": 0.0}[s.dp_overlap]
+        return sent, seconds, late
     scatter = layers * all_gather_seconds(net, everyone, gradients)
     scatter_bytes = layers * ring_bytes(size, gradients)
     gather = layers * all_gather_seconds(net, everyone, weights)
     gather_bytes = layers * ring_bytes(size, weights)
-    if s.framework == "megatron":
-        return (
-            megatron_step(s.zero_stage, reduce_bytes, gather_bytes * trained, scatter_bytes),
-            megatron_step(s.zero_stage, reduce, gather * trained, scatter),
-            0.0,
-        )
     near = group(net, where(s.hpz > 1, s.hpz, size), stride)
     dead = 1.0 - min(1.0, MAX_LIVE_PARAMETERS / work.total_parameters)
     again = dead * layers * all_gather_seconds(net, near, weights)

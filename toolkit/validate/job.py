@@ -21,7 +21,8 @@ vocab                  that of the registered model; else 51,200, GPT-2's padded
 interconnect           the usual node of the card
 flash_attn             off on cards before Ampere and in Megatron-DeepSpeed (an option there); else on
 flash_attn, which      the first generation in llm-foundry, cuDNN's with Transformer Engine; else the framework's own
-kernels (no column)    Megatron's for Megatron-FSDP; fused for Composer, llm-foundry and compiled runs; else its own
+kernels (no column)    Megatron's for Megatron under FSDP or DeepSpeed; fused for Composer, llm-foundry, NeMo AutoModel,
+                       Unsloth, JAX and compiled runs; else its own
 weights (no column)    bf16 for torchtune and where precision is "bf16-true"; else its own
 gradients (no column)  summed in bf16 in the benchmarks of NeMo and Megatron-Bridge; else the framework's own
 dropout (no column)    on for a GPT under Megatron-LM without rotary positions (its default is 0.1); else off
@@ -209,6 +210,7 @@ def _strategy(row: Row, model: ModelSpec, gpus: int, cluster: ClusterSpec, assum
         schedule=notes_of(row).schedule,
         vocabulary=notes_of(row).vocabulary,
         tp_overlap=words.tensor_overlap_of(name, bool(cut)),
+        dp_overlap=words.data_overlap_of(name),
     )
 
 

@@ -14,6 +14,7 @@ _TORCH = r"fsdp|torchtitan|torchtune|automodel|composer|foundry|litgpt|fabric|ll
 # frameworks whose published recipes shard the optimizer and use sequence parallelism without saying so
 _RECIPE_DEFAULTS = r"nemo|megatron-bridge"
 _COMPOSER = r"composer|foundry"
+_OWN_KERNELS = r"automodel|unsloth"
 _RECOMPUTES = r"torchtune|llama-factory"
 
 # the first fabric whose words a text has; the name is one that the table of measured fabrics knows
@@ -74,13 +75,15 @@ def kernels_of(words: str, framework: str, compiled: bool) -> str:
     """Whose kernels compute layers and loss, where the framework that shards (``framework``) does not bring them.
 
     Composer and llm-foundry default to flash-attn's fused cross entropy, on layers that keep what fused ones do
-    (``loss_fn: fused_crossentropy``, low-precision LayerNorm); a run that is compiled compiles its loss too
-    (``build_cross_entropy_loss`` of torchtitan); Megatron-FSDP shards Megatron's layers.
+    (``loss_fn: fused_crossentropy``, low-precision LayerNorm); NeMo AutoModel takes Transformer Engine, Unsloth
+    is kernels in Triton; XLA fuses whatever JAX runs, and a run that is compiled compiles its loss too
+    (``build_cross_entropy_loss`` of torchtitan). Megatron-FSDP, and Megatron-DeepSpeed under ZeRO-2 and 3, shard
+    Megatron's layers.
     """
     name = words.casefold()
-    if framework == "fsdp" and re.search(_MEGATRON, name):
+    if framework in ("deepspeed", "fsdp") and re.search(_MEGATRON, name):
         return "megatron"
-    if framework in ("ddp", "fsdp") and (compiled or re.search(_COMPOSER, name)):
+    if framework in ("ddp", "fsdp") and (compiled or re.search(rf"{_COMPOSER}|{_JAX}|{_OWN_KERNELS}", name)):
         return "fused"
     return "default"
 
@@ -95,7 +98,7 @@ def flash_generation_of(words: str, stated: str) -> int:
     version = re.search(r"(?:fa|attn|attention|flash)[- _]?v?([123])\b", stated.casefold())
     if version:
         return int(version[1])
-    if re.search("cudnn|transformer ?engine|maxtext", f"{words} {stated}".casefold()):
+    if re.search("cudnn|transformer ?engine|maxtext|automodel", f"{words} {stated}".casefold()):
         return 3
     if stated == "1" and re.search("megatron", words.casefold()) and "core" not in words.casefold():
         return 2
@@ -137,12 +140,26 @@ def tensor_overlap_of(words: str, sequence_parallel: bool) -> Literal["none", "b
     return "all" if sequence_parallel and has_recipe_defaults(words) else "backward"
 
 
+def data_overlap_of(words: str) -> Literal["none", "gradients", "all"]:
+    """What of Megatron's data axis runs beside computation; what a name does not tell is taken as overlapped.
+
+    DeepSpeed's pipeline engine reduces after its last backward pass (``_exec_reduce_grads`` in runtime/pipe/engine.py);
+    InternEvo broadcasts parameters after the step (``overlap_sync_param=False`` in its configurations).
+    """
+    if re.search("megatron", words.casefold()) and re.search("deepspeed", words.casefold()):
+        return "none"
+    return "gradients" if re.search("intern(evo|lm)", words.casefold()) else "all"
+
+
 def sums_in_bf16(words: str, optimizer: str) -> bool:
     """Whether gradients are summed and reduced in bf16, as the benchmarks of NeMo and Megatron-Bridge do.
 
+    InternEvo keeps and reduces gradients in the type of the parameters (its hybrid_zero_optim.py).
     Source: ``grad_reduce_in_fp32 = False`` in NeMo's scripts/performance/helpers.py and in ``perf_recipes/_common.py``
     of Megatron-Bridge, whose Muon presets keep float32; ``grad_sync_dtype: bf16`` of the launcher before them.
     """
+    if re.search("intern(evo|lm)", words.casefold()):
+        return True
     return has_recipe_defaults(words) and "muon" not in optimizer.casefold()
 
 
