@@ -41,6 +41,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     fused_cross_entropy: bool = False  # true: logits are never whole in memory
     gradient_accumulation_dtype: str = "default"  # default (the framework's own) | bf16 | fp32
     dropout: bool = False
+    # how tokens travel to experts. alltoall: every copy by itself; deepep: once to each node (DeepEP, HybridEP)
+    expert_dispatch: str = "alltoall"
     launch_blocking: bool = False  # CUDA_LAUNCH_BLOCKING=1: the host waits for every kernel, nothing runs beside it
     # what computes layers and loss. default: what the framework of the strategy brings; fused: norms, activations and
     # the loss by compiled or hand-written kernels; megatron: Megatron's layers under another framework's sharding

@@ -188,6 +188,15 @@ def all_to_all_seconds(fabric: Fabric, where_: Group, message: Number) -> Number
     )
 
 
+def deduplicated_all_to_all_seconds(fabric: Fabric, where_: Group, message: Number, once: Number) -> Number:
+    """All-to-all that sends ``once`` bytes to other domains and spreads them there: ``message`` bytes on fast links."""
+    peers = where(where_.domains > 1, where_.domains * fabric.outside.start_seconds * START_OF_A_PEER, 0.0)
+    inside = _inside(fabric, where_.inside, fabric.inside.all_to_all_fraction)
+    local = (where_.inside - 1.0) / where_.inside * message / inside
+    remote = once / (fabric.outside_bandwidth * fabric.outside.all_to_all_fraction)
+    return where(where_.size > 1, maximum(local, remote) + _start(fabric) + peers, 0.0)
+
+
 def point_to_point_seconds(fabric: Fabric, stride: Number, message: Number) -> Number:
     """One message to the GPU ``stride`` ranks away."""
     near = stride < fabric.domain

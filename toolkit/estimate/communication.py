@@ -15,7 +15,6 @@ from toolkit.estimate.collectives import (
     Fabric,
     all_gather_seconds,
     all_reduce_seconds,
-    all_to_all_seconds,
     fabric,
     group,
     point_to_point_seconds,
@@ -23,6 +22,7 @@ from toolkit.estimate.collectives import (
 )
 from toolkit.estimate.context_traffic import context_traffic
 from toolkit.estimate.data_parallel import Traffic, data_traffic
+from toolkit.estimate.expert_traffic import expert_traffic
 from toolkit.estimate.precision import value_bytes
 from toolkit.estimate.recomputation import recomputed_share
 from toolkit.estimate.work import LayerWork, layer_work
@@ -42,14 +42,13 @@ def activation_message(micro_batch: Number, sequence: float, cp: Number, hidden:
     return 1.0 * micro_batch * sequence / cp * hidden * bytes_each
 
 
-@equation("C9", "m*((passes + [sp]/2)*(1 + dense_mlps)*layers + passes*expert_mlps*[etp > 1]*layers + 2)")
+@equation("C9", "m*((passes + [sp]/2)*(mixers + mlps)*layers + 2)")
 def tensor_collectives(
     micro_batches: Number,
     layers: Number,
     passes: Number,
     sequence_parallel: Number,
-    attention_and_dense: float,
-    expert_mlps: Number,
+    mixers_and_mlps: float,
 ) -> Number:
     """All-reduces (or pairs of reduce-scatter and all-gather) of one step on the fullest pipeline stage.
 
@@ -60,11 +59,11 @@ def tensor_collectives(
     tensor_parallel/layers.py:470-520.
     """
     again = 0.5 * sequence_parallel
-    return micro_batches * ((passes + again) * attention_and_dense * layers + passes * expert_mlps * layers + 2.0)
+    return micro_batches * ((passes + again) * mixers_and_mlps * layers + 2.0)
 
 
-@equation("C17", "m*((1 + dense_mlps)*layers + 1)")
-def hidable_collectives(micro_batches: Number, layers: Number, attention_and_dense: float) -> Number:
+@equation("C17", "m*((mixers + mlps)*layers + 1)")
+def hidable_collectives(micro_batches: Number, layers: Number, mixers_and_mlps: float) -> Number:
     """Of those, all-reduces or pairs that a product of the backward pass can hide: the gradient of activations of a
     column-parallel product is reduced beside the gradient of its weights, for which the input is gathered beside
     the gradient of activations; one more for the head.
@@ -72,16 +71,7 @@ def hidable_collectives(micro_batches: Number, layers: Number, attention_and_den
     Nothing runs beside the collectives of a forward pass, nor beside the gather of a row-parallel product's gradient.
     Source: megatron-core 0.16.1 tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication.
     """
-    return micro_batches * (attention_and_dense * layers + 1.0)
-
-
-@equation("C11", "b*s/cp*k*h*bytes*etp/tp")
-def expert_message(tokens_bytes: Number, experts_per_token: float, etp: Number, tp: Number) -> Number:
-    """Bytes that a rank sends to the experts of its tokens, each token to ``k`` of them (GShard, arXiv 2006.16668).
-
-    Source: GShard, arXiv 2006.16668.
-    """
-    return tokens_bytes * experts_per_token * etp / tp
+    return micro_batches * (mixers_and_mlps * layers + 1.0)
 
 
 @equation("C12", "[p > 1]*2*m*v")
@@ -104,18 +94,18 @@ def communication(
     message = activation_message(s.micro_batch_size, float(workload.sequence_length), s.cp, work.hidden, each)
     tp, tp_hidable = _tensor(net, work, s, layers, passes, message)
     cp, cp_unhidable = context_traffic(net, model, work, s, layers, passes, message)
-    ep = _expert(net, work, s, layers, passes, message)
+    ep_bytes, ep_seconds = expert_traffic(net, work, workload, s, layers, passes, message)
     pp = _pipeline(net, s, message)
     dp, unhidable = data_traffic(net, work, workload, s, layers)
     return CommunicationEstimate(
         tp_bytes=tp.sent,
         cp_bytes=cp.sent,
-        ep_bytes=ep.sent,
+        ep_bytes=ep_bytes,
         pp_bytes=pp.sent,
         dp_bytes=dp.sent,
         tp_seconds=tp.seconds,
         cp_seconds=cp.seconds,
-        ep_seconds=ep.seconds,
+        ep_seconds=ep_seconds,
         pp_seconds=pp.seconds,
         dp_seconds=dp.seconds,
         dp_unhidable_seconds=unhidable,
@@ -127,22 +117,12 @@ def communication(
 def _tensor(
     net: Fabric, work: LayerWork, s: Strategy, layers: Number, passes: Number, message: Number
 ) -> tuple[Traffic, Number]:
-    ranks, micro, dense = group(net, s.tp, 1), s.gradient_accumulation_steps, 1.0 + work.dense_fraction
+    ranks, micro, blocks = group(net, s.tp, 1), s.gradient_accumulation_steps, work.tensor_blocks
     cut = s.sequence_parallel if s.framework == "megatron" else 0
-    expert_mlps = work.expert_fraction * (s.etp > 1)
-    number = tensor_collectives(micro, layers, passes, cut, dense, expert_mlps)
+    number = tensor_collectives(micro, layers, passes, cut, blocks)
     each = where(cut, 2.0 * all_gather_seconds(net, ranks, message), all_reduce_seconds(net, ranks, message))
-    hidable = hidable_collectives(micro, layers, dense) * each
+    hidable = hidable_collectives(micro, layers, blocks) * each
     return Traffic(number * 2.0 * ring_bytes(s.tp, message), number * each), hidable
-
-
-def _expert(net: Fabric, work: LayerWork, s: Strategy, layers: Number, passes: Number, message: Number) -> Traffic:
-    if not work.expert_fraction:
-        return Traffic(0.0, 0.0)
-    sent = expert_message(message, work.experts_per_token, s.etp, s.tp)
-    number = 2.0 * passes * s.gradient_accumulation_steps * layers * work.expert_fraction
-    ranks = group(net, s.ep, s.etp)
-    return Traffic(number * ring_bytes(s.ep, sent), number * all_to_all_seconds(net, ranks, sent))
 
 
 def _pipeline(net: Fabric, s: Strategy, message: Number) -> Traffic:

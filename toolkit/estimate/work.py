@@ -46,6 +46,7 @@ class LayerWork(msgspec.Struct, frozen=True, kw_only=True):
     experts_per_token: float
     dense_fraction: float  # of layers whose MLP is dense
     expert_fraction: float
+    tensor_blocks: float  # mixers, dense MLPs and shared experts: what tensor parallelism ends with a collective
     attention_flop: float  # executed, forward, per token
     score_elements: float  # eager attention: elements of the score matrix per token
     query_width: float  # queries and what attention makes of them
@@ -108,6 +109,12 @@ def layer_work(model: ModelSpec, workload: Workload) -> LayerWork:
         experts_per_token=float(model.num_experts_per_tok),
         dense_fraction=mlps.count("D") / count,
         expert_fraction=mlps.count("E") / count,
+        tensor_blocks=(
+            sum(mixer != "-" for mixer in model.layer_mixers)
+            + mlps.count("D")
+            + mlps.count("E") * (model.shared_expert_intermediate_size > 0)
+        )
+        / count,
         attention_flop=attention_per_token(model, workload.sequence_length, executed) / count,
         score_elements=attention / count * model.num_attention_heads * float(workload.sequence_length),
         query_width=attention / count * model.num_attention_heads * float(key_dim + value_dim),

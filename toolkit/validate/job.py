@@ -325,6 +325,7 @@ def _workload(
         else "default",
         dropout=megatron_lm and not model.gated_mlp and notes.positions not in ("rope", "none"),
         launch_blocking=notes.launch_blocking,
+        expert_dispatch=notes.expert_dispatch,
         kernels=words.kernels_of(name, strategy.framework, row.text("compile") == "1"),
         weights=words.weights_of(name, strategy.framework, row.text("precision"), precision, row.text("notes")),
         recompute_modules=recompute_modules(row.text("recompute")),

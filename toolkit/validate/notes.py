@@ -38,6 +38,7 @@ class Notes(NamedTuple):
     schedule: Literal["1f1b", "zb-1p", "zb-2p", "zb-v"]
     vocabulary: Literal["ends", "balanced", "spread"]  # fewer layers beside it, or cut over the pipeline
     launch_blocking: bool  # CUDA_LAUNCH_BLOCKING=1
+    expert_dispatch: Literal["alltoall", "deepep"]  # DeepEP, or NVIDIA's HybridEP
 
 
 def notes_of(row: Row) -> Notes:
@@ -57,6 +58,7 @@ def notes_of(row: Row) -> Notes:
         schedule=_schedule(text.casefold()),
         vocabulary=_vocabulary(text.casefold()),
         launch_blocking="CUDA_LAUNCH_BLOCKING=1" in text,
+        expert_dispatch="deepep" if re.search(r"\b(deepep|hybridep)\b", text.casefold()) else "alltoall",
     )
 
 
