@@ -43,6 +43,7 @@ ELSE: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("aws-p4d", "4x8", {}),
 )
 ESTIMATES = ("memory", "host_memory", "communication", "step")
+INTERVALS = ("step_interval80", "memory_interval80")
 DIGITS = 6
 
 
@@ -66,6 +67,9 @@ def planned(recipe: str, cluster: str, gpus: str, pinned: dict[str, Any]) -> Pla
         for name in ESTIMATES
         for part in [getattr(best, name)]
     }
+    for name in INTERVALS:
+        if (found := getattr(best, name)) is not None:
+            rounded[name] = msgspec.structs.replace(found, low=_round(found.low), high=_round(found.high))
     return msgspec.structs.replace(best, memory_limit_bytes=_round(best.memory_limit_bytes), **rounded)
 
 

@@ -12,6 +12,7 @@ from toolkit.cluster import ClusterSpec
 from toolkit.errors import Problems, ToolkitError
 from toolkit.estimates import VERDICTS, CommunicationEstimate, HostMemoryEstimate, MemoryEstimate, StepEstimate
 from toolkit.gpu_counts import MOST_GPUS
+from toolkit.interval import Interval
 from toolkit.model import ModelSpec
 from toolkit.recipe import Contract, contract_problems, planned_steps
 from toolkit.strategy import Strategy
@@ -52,6 +53,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     host_memory: HostMemoryEstimate
     communication: CommunicationEstimate
     step: StepEstimate
+    step_interval80: Interval | None = None  # seconds; None where no comparable run is known
+    memory_interval80: Interval | None = None  # bytes of the fullest GPU
     memory_limit_bytes: float = 0.0
     total_parameters: int = 0
     active_parameters: int = 0

@@ -88,6 +88,7 @@ def _print(asked: Asked, result: SearchResult, plans: list[Plan], options: dict[
     terminal.heading(out, request.model, counts.total, counts.active, request.cluster, request.workload)
     terminal.plans_table(out, plans)
     terminal.reasons(out, "why plan 1", best.reason)
+    terminal.error_bars(out, "80 % intervals of plan 1", best)
     terminal.memory_bars(out, best)
     terminal.run_total(out, best)
     terminal.reasons(out, "assumed", [*asked.assumptions, *_calibration_note(asked)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from toolkit.cli.intervals import intervals_of
 from toolkit.cli.request import Asked
 from toolkit.estimate.parameters import count_parameters
 from toolkit.plan import Plan
@@ -14,6 +15,8 @@ def plan_of(asked: Asked, choice: Choice, reason: tuple[str, ...]) -> Plan:
     """A Plan for one choice."""
     request, estimate = asked.request, choice.estimate
     counts = count_parameters(request.model)
+    job = (request.model, request.cluster, request.workload, choice.strategy)
+    step_interval, memory_interval = intervals_of(asked.calibration.name, counts.total, job, estimate)
     return Plan(
         name=asked.name,
         program="pretrain" if choice.strategy.framework == "megatron" else "finetune",
@@ -28,6 +31,8 @@ def plan_of(asked: Asked, choice: Choice, reason: tuple[str, ...]) -> Plan:
         host_memory=estimate.host_memory,
         communication=estimate.communication,
         step=estimate.step,
+        step_interval80=step_interval,
+        memory_interval80=memory_interval,
         memory_limit_bytes=choice.limit_bytes,
         total_parameters=counts.total,
         active_parameters=counts.active,

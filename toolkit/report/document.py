@@ -8,6 +8,7 @@ import msgspec
 
 from toolkit import strategy as strategies
 from toolkit.estimates import AXES, CommunicationEstimate, HostMemoryEstimate, MemoryEstimate
+from toolkit.interval import Interval
 from toolkit.plan import SCHEMA, Plan, whole_run
 
 
@@ -29,6 +30,18 @@ def communication(estimate: CommunicationEstimate) -> dict[str, dict[str, float]
     }
 
 
+def interval(found: Interval | None, unit: str) -> dict[str, Any] | None:
+    """An 80 % interval with the runs that it is based on."""
+    if found is None:
+        return None
+    return {
+        f"low_{unit}": found.low,
+        f"high_{unit}": found.high,
+        "distance": found.distance,
+        "based_on": msgspec.to_builtins(found.based_on),
+    }
+
+
 def plan_element(plan: Plan, rank: int) -> dict[str, Any]:
     """One element of ``plans``."""
     return {
@@ -36,10 +49,11 @@ def plan_element(plan: Plan, rank: int) -> dict[str, Any]:
         "strategy": strategies.to_json(plan.strategy),
         "description": strategies.describe(plan.strategy),
         "verdict": plan.verdict,
-        "memory": memory(plan.memory, plan.memory_limit_bytes),
+        "memory": memory(plan.memory, plan.memory_limit_bytes)
+        | {"interval80": interval(plan.memory_interval80, "bytes")},
         "host_memory": host_memory(plan.host_memory, plan.cluster.host_memory_bytes),
         "communication": communication(plan.communication),
-        "step": msgspec.structs.asdict(plan.step),
+        "step": msgspec.structs.asdict(plan.step) | {"interval80": interval(plan.step_interval80, "seconds")},
         "whole_run": msgspec.to_builtins(whole_run(plan)),
         "reason": list(plan.reason),
     }

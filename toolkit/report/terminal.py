@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rich import box
@@ -13,6 +13,7 @@ from rich.text import Text
 
 from toolkit.equation import Step
 from toolkit.estimates import AXES, CommunicationEstimate
+from toolkit.interval import Interval
 from toolkit.plan import Plan, whole_run
 from toolkit.strategy import describe
 from toolkit.units import format_bytes, format_count, format_seconds
@@ -62,9 +63,10 @@ def plans_table(out: Console, plans: Sequence[Plan]) -> None:
         ("#", "right"),
         ("plan", "left"),
         ("memory GiB", "right"),
+        ("80 %", "left"),
         ("verdict", "left"),
         ("step s", "right"),
-        ("bounds", "left"),
+        ("80 %", "left"),
         ("tokens/s/GPU", "right"),
         ("MFU", "right"),
     ):
@@ -75,13 +77,32 @@ def plans_table(out: Console, plans: Sequence[Plan]) -> None:
             str(rank),
             Text(describe(plan.strategy)),
             f"{plan.memory.total_bytes / 2**30:.1f}",
+            _between(plan.memory_interval80, lambda value: f"{value / 2**30:.0f}"),
             Text(plan.verdict, style=_VERDICT_STYLE[plan.verdict]),
             _seconds(step.seconds),
-            f"{_seconds(step.lower_seconds)}-{_seconds(step.upper_seconds)}",
+            _between(plan.step_interval80, _seconds),
             f"{step.tokens_per_second_per_gpu:,.0f}",
             f"{step.mfu:.1%}",
         )
     out.print(table)
+
+
+def _between(found: Interval | None, words: Callable[[float], str]) -> str:
+    return f"{words(found.low)}-{words(found.high)}" if found else "-"
+
+
+def error_bars(out: Console, title: str, plan: Plan) -> None:
+    """Where 80 % of comparable runs lie, and which runs are the nearest."""
+    sentences = []
+    for what, found, words in (
+        ("step", plan.step_interval80, format_seconds),
+        ("memory", plan.memory_interval80, format_bytes),
+    ):
+        if found is not None:
+            runs = ", ".join(f"{run.id} ({run.source})" for run in found.based_on)
+            near = "nothing like it was measured, the nearest" if found.is_extrapolated else "runs like it"
+            sentences.append(f"{what} {words(found.low)} to {words(found.high)}; {near}: {runs}")
+    reasons(out, title, sentences)
 
 
 def _seconds(value: float) -> str:
