@@ -106,8 +106,8 @@ def describe(strategy: Strategy) -> str:
         words.append(f"hpz{strategy.hpz}")
     words.append(f"mb{strategy.micro_batch_size}x{strategy.gradient_accumulation_steps}")
     if strategy.recompute:
-        layers = f"-{strategy.recompute_layers}-layers" if strategy.recompute_layers else ""
-        words.append(f"recompute-{RECOMPUTE[strategy.recompute]}{layers}")
+        some = f"{strategy.recompute_layers}-layers" if strategy.recompute_layers else ""
+        words.append(f"recompute-{some or RECOMPUTE[strategy.recompute]}")
     if strategy.offload:
         words.append(f"offload-{OFFLOAD[strategy.offload]}")
     return " ".join(words)

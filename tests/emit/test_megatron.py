@@ -21,7 +21,7 @@ from toolkit.recipe import planned_steps
 PLANS = {name: plan for name, plan in plans.all_plans().items() if plan.strategy.framework == "megatron"}
 PUBLISHED = Path(__file__).parents[1] / "published" / "megatron_lm_core_v0.16.1_flags.json"
 FLAGS = json.loads(PUBLISHED.read_text())["flags"]
-TAKE_SEVERAL = {"--recompute-modules", "--cp-comm-type"}
+TAKE_SEVERAL = {"--recompute-modules", "--cp-comm-type", "--hierarchical-context-parallel-sizes"}
 
 
 def grouped(plan: Plan) -> dict[str, list[str]]:
@@ -47,7 +47,8 @@ def test_every_flag_is_one_of_the_parsers_with_as_many_values_as_it_takes(name: 
 @pytest.mark.parametrize("name", PLANS)
 def test_numbers_are_numbers(name: str) -> None:
     words = {"cosine", "adam", "RMSNorm", "LayerNorm", "rope", "learned_absolute", "torch_dist", "alltoall", "aux_loss"}
-    words |= {"full", "selective", "uniform", "core_attn", "p2p", "gloo", "local", "hybrid"}
+    words |= {"full", "selective", "uniform", "block", "core_attn", "gloo", "local", "hybrid"}
+    words |= {"p2p", "a2a", "a2a+p2p"}
     for flag, values in grouped(PLANS[name]).items():
         for value in values:
             if value not in words:
@@ -134,6 +135,40 @@ def test_layers_per_virtual_stage_come_out_whole() -> None:
             assert f"80 layers do not divide into pp 8 x {virtual} virtual stages" in refused(plan)
         else:
             assert grouped(plan)["--num-layers-per-virtual-pipeline-stage"] == [str(80 // (8 * virtual))]
+
+
+def test_some_layers_are_recomputed_in_each_virtual_stage() -> None:
+    """15 layers of a stage of 5 virtual ones: Megatron counts those of one (transformer_block.py:544)."""
+    flags, shape = grouped(PLANS["some-layers"]), megatron.core_config(PLANS["some-layers"])["transformer"]
+    assert (flags["--recompute-method"], flags["--recompute-num-layers"]) == (["block"], ["3"])
+    assert (shape["recompute_granularity"], shape["recompute_method"], shape["recompute_num_layers"]) == (
+        "full",
+        "block",
+        3,
+    )
+    every = grouped(PLANS["long"])
+    assert (every["--recompute-method"], every["--recompute-num-layers"]) == (["uniform"], ["1"])
+    assert "of full recomputation" in refused(changed("some-layers", recompute=1))
+    assert "5 virtual stages cannot be written" in refused(changed("some-layers", recompute_layers=7))
+
+
+def test_ways_of_sharing_keys() -> None:
+    for name, method, levels in (("long", "p2p", None), ("heads", "a2a", None), ("levels", "a2a+p2p", ["4", "2"])):
+        flags, config = grouped(PLANS[name]), megatron.core_config(PLANS[name])
+        assert flags["--cp-comm-type"] == [method] and config["transformer"]["cp_comm_type"] == method
+        assert flags.get("--hierarchical-context-parallel-sizes") == levels
+        for section in ("transformer", "parallel"):
+            written = config[section].get("hierarchical_context_parallel_sizes")
+            assert written == (None if levels is None else [int(size) for size in levels])
+    # 8 GPUs a node, tp 8: none of the ranks beside it can exchange heads by a fast link
+    assert "1 ranks of a node can exchange heads" in refused(changed("levels", tp=8, cp=2))
+
+
+@pytest.mark.parametrize(("field", "value"), [("schedule", "zb-1p"), ("vocabulary", "spread"), ("tp_overlap", "all")])
+def test_what_megatron_core_does_not_run_is_refused(field: str, value: str) -> None:
+    plan = PLANS["dense"]
+    other = msgspec.structs.replace(plan, strategy=msgspec.structs.replace(plan.strategy, **{field: value}))
+    assert f"{field} {value}" in refused(other)
 
 
 def test_layers_that_do_not_divide() -> None:
@@ -330,7 +365,19 @@ def test_core_config_is_plain_json_and_the_programs_own_decoder_takes_it(tmp_pat
 def test_the_program_accepts_what_is_emitted() -> None:
     from recipes.pretrain import config, validity
 
-    for name in ("tiny-megatron", "dense", "interleaved", "long", "gpt2", "experts", "shorter-ends", "uneven-ends"):
+    for name in (
+        "tiny-megatron",
+        "dense",
+        "interleaved",
+        "long",
+        "gpt2",
+        "experts",
+        "shorter-ends",
+        "uneven-ends",
+        "some-layers",
+        "heads",
+        "levels",
+    ):
         plan = PLANS[name]
         core = msgspec.convert(json.loads(json.dumps(megatron.core_config(plan))), config.CoreConfig)
         validity.check(plan, core, plan.cluster.num_gpus)

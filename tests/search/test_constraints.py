@@ -29,9 +29,8 @@ def test_52_heads_refuse_tp_8_and_3_and_name_the_valid_degrees(tp: int) -> None:
 
 def test_the_search_never_proposes_tp_8_for_52_heads() -> None:
     request = request_for(model="llama-30b", gpus=64, framework="megatron")
-    (block,) = blocks(request)
-    alive = mask(request, block, {})
-    assert set(block.tp[alive]) <= {1, 2, 4}
+    for block in blocks(request):
+        assert set(block.tp[mask(request, block, {})]) <= {1, 2, 4}
 
 
 def test_80_layers_on_16_stages_allow_1_and_5_layers_per_chunk_only() -> None:
@@ -153,3 +152,81 @@ def test_a_secondary_copy_stays_inside_a_node() -> None:
     for hpz, refused in ((8, False), (16, True)):
         said = broken(request, framework="deepspeed", zero_stage=3, hpz=hpz, dp=16, dp_shard=16)
         assert ("hpz" in said) == refused
+
+
+def test_exchanging_heads_needs_heads_to_exchange() -> None:
+    """Llama-2-70B has 64 query and 8 key-value heads: with tp 4 a rank has 2 of these, which cp 4 does not divide."""
+    request = request_for(model="llama-2-70b", gpus=32, global_batch=2)
+    degrees = {"tp": 4, "sequence_parallel": 1, "zero_stage": 1, "cp_method": "a2a"}
+    assert "8 key-value heads" in broken(request, cp=4, dp=2, dp_shard=2, **degrees)["context_heads"]
+    assert not broken(request, cp=2, dp=4, dp_shard=4, **degrees, gradient_accumulation_steps=1).get("context_heads")
+
+
+def test_two_levels_are_two() -> None:
+    """8 GPUs of a node, tp 2: up to 4 ranks exchange heads, and the ring has what is left."""
+    request = request_for(gpus=32, global_batch=4)
+    degrees = {"tp": 2, "cp_method": "a2a+p2p"}
+    assert "context_levels" in broken(request, cp=4, dp=4, dp_shard=4, **degrees)  # one level holds them all
+    assert "context_levels" not in broken(request, cp=8, dp=2, dp_shard=2, **degrees)
+    alone = {"tp": 8, "cp_method": "a2a+p2p"}
+    assert "1 ranks of a node" in broken(request, cp=4, dp=1, dp_shard=1, **alone)["context_levels"]
+
+
+def test_what_transformer_engine_refuses_is_refused() -> None:
+    latent = request_for(model="deepseek-v3", gpus=64, global_batch=8)
+    for method, refused in (("p2p", False), ("all_gather", True), ("a2a", True), ("a2a+p2p", False)):
+        assert ("context_latent" in broken(latent, cp=8, dp=8, dp_shard=8, cp_method=method)) == refused
+    window = request_for(model="mistral-7b-v0.1", gpus=8, sequence_length=8192, global_batch=8)
+    for method, refused in (("p2p", True), ("all_gather", False), ("a2a", False), ("a2a+p2p", True)):
+        assert ("context_window" in broken(window, cp=4, dp=2, dp_shard=2, cp_method=method)) == refused
+    short = request_for(model="mistral-7b-v0.1", gpus=8, sequence_length=4096, global_batch=8)
+    assert "context_window" not in broken(short, cp=4, dp=2, dp_shard=2)  # the window is the sequence
+
+
+def test_a_method_without_context_parallelism_is_refused() -> None:
+    request = request_for(gpus=8)
+    assert "context_method" in broken(request, dp=8, dp_shard=8, cp_method="a2a")
+    assert "context_method" in broken(request, framework="ddp", dp=8, dp_shard=8, cp_method="a2a")
+
+
+@pytest.mark.parametrize(
+    ("fields", "fine"),
+    [
+        ({"recompute": 2, "recompute_layers": 15}, True),
+        ({"recompute": 2, "recompute_layers": 16}, False),  # all of them: leave it out
+        ({"recompute": 1, "recompute_layers": 4}, False),
+        ({"recompute": 0, "recompute_layers": 4}, False),
+        ({"recompute": 2, "recompute_layers": 6, "virtual_pipeline_stages": 2}, True),
+        ({"recompute": 2, "recompute_layers": 7, "virtual_pipeline_stages": 2}, False),
+        ({"recompute": 2, "recompute_layers": 0}, True),
+    ],
+)
+def test_some_layers_of_a_stage_are_recomputed(fields: dict[str, int], fine: bool) -> None:
+    request = request_for(gpus=8, global_batch=8)  # 32 layers, 2 stages
+    said = broken(request, pp=2, dp=4, dp_shard=4, gradient_accumulation_steps=2, **fields)
+    assert ("recompute_layers" not in said) == fine
+    if not fine:
+        assert "below the 16 layers of a stage" in said["recompute_layers"]
+
+
+def test_hugging_face_models_recompute_every_layer() -> None:
+    request = request_for(gpus=8)
+    said = broken(request, framework="deepspeed", dp=8, dp_shard=8, zero_stage=2, recompute=2, recompute_layers=4)
+    assert "every layer or none" in said["recompute_some"]
+
+
+def test_interleaving_counts_embedding_and_head_as_layers() -> None:
+    """Llama 3.1 405B: 126 layers and both ends are 128, 8 stages of 8 chunks of 2 (arXiv 2407.21783, section 3.3.2)."""
+    request = request_for(model="llama-3.1-405b", gpus=512, global_batch=64)
+    degrees = {"tp": 8, "pp": 8, "dp": 8, "dp_shard": 8, "sequence_parallel": 1}
+    good = broken(request, virtual_pipeline_stages=8, gradient_accumulation_steps=8, **degrees)
+    assert "virtual_stages" not in good
+    bad = broken(request, virtual_pipeline_stages=5, gradient_accumulation_steps=8, **degrees)
+    assert "valid --vpp with pp 8: 1, 2, 4, 8" in bad["virtual_stages"]
+
+
+def test_experts_with_biases_are_not_cut() -> None:
+    request = request_for(model="mixtral-8x7b", gpus=8)
+    biased = request.replace(model=msgspec.structs.replace(request.model, expert_bias=True))
+    assert "expert_bias" in broken(biased, tp=2, etp=2, dp=4, dp_shard=4)
+    assert "expert_bias" not in broken(biased, tp=2, etp=1, dp=4, dp_shard=4)

@@ -51,7 +51,7 @@ def command(**options: Any) -> None:
         click.echo(json.dumps(document.plan_element(plan, 1), indent=2, allow_nan=False))
     else:
         from toolkit.cli.explain import explain_plan
-        from toolkit.report import terminal
+        from toolkit.report import runs, terminal
 
         out = terminal.console()
         terminal.heading(out, plan.model, plan.total_parameters, plan.active_parameters, plan.cluster, plan.workload)
@@ -59,9 +59,9 @@ def command(**options: Any) -> None:
         terminal.reasons(out, "notes", plan.reason)
         terminal.error_bars(out, "80 % intervals", plan)
         terminal.memory_bars(out, plan)
-        terminal.run_total(out, plan)
+        runs.run_total(out, plan)
         terminal.step_parts(out, plan)
-        terminal.reasons(out, "assumed", asked.assumptions)
+        terminal.reasons(out, "assumed", (*asked.assumptions, *runs.resilience_assumptions(plan)))
         if options["explain"]:
             explain_plan(out, asked, plan)
     if plan.verdict == "no":
@@ -70,8 +70,9 @@ def command(**options: Any) -> None:
 
 def strategy_of(request: Request, pins: dict[str, int]) -> Strategy:
     """The scalar strategy of the given degrees; the framework is the simplest that does them."""
-    from toolkit.strategy import Strategy
+    from toolkit.strategy import CP_METHODS, RECOMPUTE, Strategy
 
+    full = RECOMPUTE.index("full")
     framework = request.framework
     if framework == "any":
         if any(pins.get(name, 1) > 1 for name in ("tp", "pp", "cp", "ep", "virtual_pipeline_stages")):
@@ -81,7 +82,9 @@ def strategy_of(request: Request, pins: dict[str, int]) -> Strategy:
             framework = "ddp" if simple else "deepspeed"
         if framework not in request.allowed_frameworks:
             framework = request.allowed_frameworks[-1]
-    degrees = {name: pins.get(name, 1) for name in ("tp", "pp", "cp", "ep", "virtual_pipeline_stages", "hpz")}
+    degrees: dict[str, Any] = {
+        name: pins.get(name, 1) for name in ("tp", "pp", "cp", "ep", "virtual_pipeline_stages", "hpz")
+    }
     dp = pins.get("dp", max(request.cluster.num_gpus // (degrees["tp"] * degrees["pp"] * degrees["cp"]), 1))
     micro = pins.get("micro_batch_size", 1)
     return Strategy(
@@ -96,6 +99,8 @@ def strategy_of(request: Request, pins: dict[str, int]) -> Strategy:
             "gradient_accumulation_steps", max(request.workload.global_batch_size // (micro * dp), 1)
         ),
         sequence_parallel=pins.get("sequence_parallel", 0),
-        recompute=pins.get("recompute", 0),
+        recompute=pins.get("recompute", full if pins.get("recompute_layers") else 0),
+        recompute_layers=pins.get("recompute_layers", 0),
+        cp_method=CP_METHODS[pins.get("cp_method", 0)],  # type: ignore[arg-type]
         offload=pins.get("offload", 0),
     )

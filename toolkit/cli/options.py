@@ -9,10 +9,12 @@ import click
 
 from toolkit.gpu_counts import MOST_GPUS
 from toolkit.recipe import CHOICES
-from toolkit.strategy import FRAMEWORKS, OFFLOAD, RECOMPUTE
+from toolkit.strategy import CP_METHODS, FRAMEWORKS, OFFLOAD, RECOMPUTE
 from toolkit.workload import MOST_SEQUENCES, MOST_TOKENS
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+MOST_PRICE = 1e6  # of a GPU-hour, in any currency
 
 # option, field of Strategy, help
 PINS = (
@@ -26,9 +28,12 @@ PINS = (
     (("--vpp", "--virtual-pipeline-stages"), "virtual_pipeline_stages", "Model chunks per pipeline stage."),
     (("--zero",), "zero_stage", "ZeRO stage (Megatron's distributed optimizer is 1)."),
     (("--hpz",), "hpz", "Group that keeps a secondary parameter copy (ZeRO++)."),
+    (("--recompute-layers",), "recompute_layers", "Layers of a stage that full recomputation runs again; 0: all."),
     (("--micro-batch",), "micro_batch_size", "Sequences per GPU per forward pass."),
     (("--accumulation",), "gradient_accumulation_steps", "Micro batches per optimizer step."),
 )
+RANGES = {"zero_stage": click.IntRange(0, 3), "recompute_layers": click.IntRange(0, 10_000)}
+METHOD_WORDS = {"ring": "p2p", "ulysses": "a2a"}  # other names of ways of sharing keys and values
 
 
 def request_options(function: Function) -> Function:
@@ -38,7 +43,11 @@ def request_options(function: Function) -> Function:
             click.option("--params", metavar="SIZE", help="Model size, e.g. 7B: the nearest registered shape."),
             click.option("--model", metavar="NAME|PATH", help="Registry name, config.json, or a folder holding one."),
             click.option("--recipe", metavar="NAME", help="Take model, batch and schedule from a recipe."),
-            click.option("--gpus", metavar="N", help="GPUs in all: 64, or nodes x GPUs of a node: 8x8."),
+            click.option(
+                "--gpus",
+                metavar="N",
+                help="GPUs in all: 64, or nodes x GPUs of a node: 8x8. For plan also 8..512 or 8,16,48.",
+            ),
             click.option("--accelerator", metavar="NAME", help="e.g. h100, a100-80gb, mi300x."),
             click.option("--cluster", metavar="NAME|FILE", help="A named cluster or your own TOML."),
             click.option("--gpus-per-node", type=click.IntRange(min=1), help="Where it differs from the cluster's."),
@@ -58,6 +67,12 @@ def request_options(function: Function) -> Function:
             click.option(
                 "--optimizer", type=click.Choice(CHOICES["optimizer"]), help="What updates the weights; adamw is fused."
             ),
+            click.option(
+                "--price-per-gpu-hour",
+                type=click.FloatRange(0.0, MOST_PRICE, min_open=True),
+                metavar="PRICE",
+                help="For costs, in your own currency; else the cluster's, where its file has one.",
+            ),
             click.option("--calibration", default="assumed", show_default=True, help="Coefficients of the estimates."),
         )
     ):
@@ -70,6 +85,11 @@ def strategy_options(function: Function) -> Function:
     function = click.option(
         "--recompute", type=click.Choice(RECOMPUTE), help="Recompute activations in the backward pass."
     )(function)
+    function = click.option(
+        "--cp-method",
+        type=click.Choice([*CP_METHODS, *METHOD_WORDS]),
+        help="How context-parallel ranks share keys and values (Megatron's --cp-comm-type).",
+    )(function)
     function = click.option("--offload", type=click.Choice(OFFLOAD), help="What lives in host memory (DeepSpeed).")(
         function
     )
@@ -77,7 +97,7 @@ def strategy_options(function: Function) -> Function:
         "--sequence-parallel/--no-sequence-parallel", default=None, help="Megatron's, inside tensor parallelism."
     )(function)
     for names, field, text in reversed(PINS):
-        allowed = click.IntRange(0, 3) if field == "zero_stage" else click.IntRange(1, MOST_GPUS)
+        allowed = RANGES.get(field, click.IntRange(1, MOST_GPUS))
         function = click.option(*names, field, type=allowed, help=text)(function)
     return function
 
@@ -87,6 +107,8 @@ def pins_of(options: dict[str, Any]) -> dict[str, int]:
     pins = {field: options[field] for _, field, _ in PINS if options.get(field) is not None}
     if options.get("recompute") is not None:
         pins["recompute"] = RECOMPUTE.index(options["recompute"])
+    if options.get("cp_method") is not None:
+        pins["cp_method"] = CP_METHODS.index(METHOD_WORDS.get(options["cp_method"], options["cp_method"]))
     if options.get("offload") is not None:
         pins["offload"] = OFFLOAD.index(options["offload"])
     if options.get("sequence_parallel") is not None:

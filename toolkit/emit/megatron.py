@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from toolkit.emit.megatron_core import core_config
 from toolkit.emit.megatron_model import expert_layers, positions, uneven, window
 from toolkit.megatron_shapes import VOCABULARY_MULTIPLE
@@ -10,6 +12,7 @@ from toolkit.recipe import planned_steps
 
 __all__ = ["arguments", "arguments_text", "core_config"]
 
+TAKE_SEVERAL = ("recompute-modules", "hierarchical-context-parallel-sizes")
 Value = str | int | float | bool | None
 
 
@@ -29,7 +32,7 @@ def arguments(plan: Plan) -> list[str]:
             continue
         argv.append(f"--{flag}")
         if value is not True:
-            argv.extend(str(value).split() if flag == "recompute-modules" else [_text(value)])
+            argv.extend(str(value).split() if flag in TAKE_SEVERAL else [_text(value)])
     return argv
 
 
@@ -119,6 +122,7 @@ def _degrees(plan: Plan, config: dict[str, dict[str, Value]]) -> dict[str, Value
     s, sizes, split = plan.strategy, config["parallel"], uneven(plan)
     counted = plan.model.num_hidden_layers + sum(value is True for value in split.values())
     each = counted // (s.pp * s.virtual_pipeline_stages)
+    levels: Any = sizes.get("hierarchical_context_parallel_sizes")
     return {
         "tensor-model-parallel-size": sizes["tensor_model_parallel_size"],
         "sequence-parallel": bool(s.sequence_parallel),
@@ -130,6 +134,7 @@ def _degrees(plan: Plan, config: dict[str, dict[str, Value]]) -> dict[str, Value
         "decoder-last-pipeline-num-layers": split.get("num_layers_in_last_pipeline_stage"),
         "context-parallel-size": sizes["context_parallel_size"],
         "cp-comm-type": config["transformer"].get("cp_comm_type"),
+        "hierarchical-context-parallel-sizes": " ".join(map(str, levels)) if isinstance(levels, list) else None,
         "expert-model-parallel-size": sizes["expert_model_parallel_size"] if plan.model.is_moe else None,
         "expert-tensor-parallel-size": sizes["expert_tensor_parallel_size"] if plan.model.is_moe else None,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from toolkit.context_parallel import exchanging_ranks
 from toolkit.emit.megatron_model import experts, gpt, latent_attention, shape, uneven
 from toolkit.emit.refusals import require_layout, require_megatron
 from toolkit.errors import Problems
@@ -64,7 +65,10 @@ def _sizes(plan: Plan, section: str = "transformer") -> dict[str, Any]:
     if section == "transformer":
         sizes["sequence_parallel"] = bool(s.sequence_parallel)
         if s.cp > 1:
-            sizes["cp_comm_type"] = "p2p"
+            sizes["cp_comm_type"] = s.cp_method
+    if s.cp_method == "a2a+p2p":
+        inner = exchanging_ranks(plan.model, plan.cluster.fast_domain, s)
+        sizes["hierarchical_context_parallel_sizes"] = [inner, s.cp // inner]
     return sizes
 
 
@@ -91,7 +95,14 @@ def _execution(plan: Plan) -> dict[str, Any]:
     if s.recompute == 1:
         execution |= {"recompute_granularity": "selective", "recompute_modules": list(SELECTIVE_MODULES)}
     if s.recompute == 2:
-        execution |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+        # uniform: every layer is a unit of its own; block: the first so many layers of each virtual stage
+        layers = s.recompute_layers // s.virtual_pipeline_stages
+        method = "block" if layers else "uniform"
+        execution |= {
+            "recompute_granularity": "full",
+            "recompute_method": method,
+            "recompute_num_layers": layers or 1,
+        }
     if not plan.cluster.accelerator.is_cpu:
         model = plan.model
         execution |= {

@@ -6,12 +6,15 @@ rounds or has no words for is refused here; the rules of the frameworks belong t
 
 from __future__ import annotations
 
+from toolkit.context_parallel import exchanging_ranks
 from toolkit.errors import Problems
 from toolkit.megatron_shapes import inexpressible
 from toolkit.pipeline_split import IMPOSSIBLE, pipeline_split
 from toolkit.plan import Plan
 from toolkit.recipe import CHOICES
+from toolkit.strategy import RECOMPUTE
 
+FULL = RECOMPUTE.index("full")
 _TRAINER = ("adamw", "adamw_unfused", "adamw_paged", "adamw_8bit", "adamw_8bit_paged", "sgd")
 OPTIMIZERS = {
     "ddp": _TRAINER,
@@ -80,6 +83,12 @@ def require_data_parallel(problems: Problems, plan: Plan) -> None:
             f"{s.framework} with tp {s.tp}, pp {s.pp}, cp {s.cp}, ep {s.ep}: only data parallelism can be written",
             "use --framework megatron for the other axes",
         )
+    if s.recompute_layers:
+        problems.add(
+            f"{s.framework} with {s.recompute_layers} recomputed layers cannot be written: its models recompute every "
+            "layer or none",
+            "leave --recompute-layers out, or use --framework megatron",
+        )
     if plan.workload.precision == "fp8":
         problems.add(f"{s.framework} with fp8 cannot be written", "use --framework megatron, or --precision bf16")
 
@@ -101,6 +110,24 @@ def require_megatron(problems: Problems, plan: Plan) -> None:
             f"Megatron with zero stage {s.zero_stage} and offload level {s.offload} cannot be written",
             "its distributed optimizer is stage 1, without offload",
         )
+    if s.recompute_layers and (s.recompute != FULL or s.recompute_layers % max(1, s.virtual_pipeline_stages)):
+        problems.add(
+            f"{s.recompute_layers} recomputed layers with recompute {RECOMPUTE[s.recompute]} and "
+            f"{s.virtual_pipeline_stages} virtual stages cannot be written",
+            "it is a multiple of the virtual stages, of full recomputation",
+        )
+    if s.cp_method == "a2a+p2p" and min(s.tp, s.cp) > 0:
+        inner = exchanging_ranks(model, plan.cluster.fast_domain, s)
+        if not 1 < inner < s.cp:
+            problems.add(
+                f"cp {s.cp} has no two levels: {inner} ranks of a node can exchange heads", "use --cp-method p2p or a2a"
+            )
+    for name, usual in (("schedule", "1f1b"), ("vocabulary", "ends"), ("tp_overlap", "backward")):
+        if getattr(s, name) != usual:
+            problems.add(
+                f"{name} {getattr(s, name)} is not something that these files can state",
+                f"they state {usual}: megatron-core 0.16.1 without Transformer Engine runs nothing else",
+            )
     if plan.workload.method != "full":
         problems.add(f"Megatron with method {plan.workload.method!r} cannot be written", "use --framework deepspeed")
     for words in inexpressible(model):

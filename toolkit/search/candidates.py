@@ -10,8 +10,9 @@ from typing import Any
 
 from toolkit.search.crossing import Space, space
 from toolkit.search.request import Request
+from toolkit.strategy import CP_METHODS, RECOMPUTE
 
-LARGEST_MICRO_BATCH = 32  # sequences; larger ones only add memory once the matrix units are full
+FULL = RECOMPUTE.index("full")
 
 
 def divisors(number: int) -> list[int]:
@@ -37,16 +38,31 @@ def grids(gpus: int, pins: dict[str, int]) -> list[tuple[int, int, int, int]]:
 
 
 def micro_batches(request: Request) -> list[int]:
-    """Divisors of the global batch up to LARGEST_MICRO_BATCH, or the pinned one."""
-    sizes = [size for size in divisors(request.workload.global_batch_size) if size <= LARGEST_MICRO_BATCH]
-    return _axis(request.pins, "micro_batch_size", sizes)
+    """Divisors of the global batch, or the pinned one."""
+    return _axis(request.pins, "micro_batch_size", divisors(request.workload.global_batch_size))
 
 
 def spaces(request: Request) -> Iterator[Space]:
-    """The space of each framework that the request allows."""
-    makers = {"ddp": _ddp, "deepspeed": _deepspeed, "fsdp": _fsdp, "megatron": _megatron}
+    """The spaces of each framework that the request allows: one, but for Megatron one for each way of sharing keys."""
+    makers = {"ddp": _ddp, "deepspeed": _deepspeed, "fsdp": _fsdp}
+    pinned = request.pins.get("cp_method")
     for framework in request.frameworks:
-        yield space(framework, request, makers[framework](request))
+        if framework == "megatron":
+            yield from _megatron_spaces(request)
+        else:
+            yield space(framework, request, makers[framework](request), CP_METHODS[pinned or 0])
+
+
+def _megatron_spaces(request: Request) -> Iterator[Space]:
+    """What is cut into one part is shared in no way: beside the ring, only layouts with cp above 1 are tried."""
+    pinned = request.pins.get("cp_method")
+    partial = "recompute_layers" not in request.pins and request.pins.get("recompute", FULL) == FULL
+    axes = _megatron(request)
+    for index, method in enumerate(CP_METHODS):
+        if index == pinned or pinned is None:
+            several = [cells for cells in axes["grid"] if method == CP_METHODS[0] or cells[2] > 1]
+            if several or index == pinned:
+                yield space("megatron", request, axes | {"grid": several or axes["grid"]}, method, partial)
 
 
 def _ddp(request: Request) -> dict[str, Any]:
@@ -69,13 +85,18 @@ def _deepspeed(request: Request) -> dict[str, Any]:
 
 
 def _fsdp(request: Request) -> dict[str, Any]:
-    gpus, per_node = request.cluster.num_gpus, request.cluster.gpus_per_node
+    gpus = request.cluster.num_gpus
     return _data_parallel(request) | {
         "zero_stage": _axis(request.pins, "zero_stage", [3]),
         "offload": _axis(request.pins, "offload", [0]),
         "hpz": _axis(request.pins, "hpz", [1]),
-        "dp_shard": _axis(request.pins, "dp_shard", [gpus, per_node] if gpus > per_node > 1 else [gpus]),
+        "dp_shard": _axis(request.pins, "dp_shard", _groups(gpus, request.cluster.gpus_per_node)),
     }
+
+
+def _groups(gpus: int, per_node: int) -> list[int]:
+    """Sizes of groups that share one copy: parts of a node, or whole nodes."""
+    return [d for d in divisors(gpus) if d > 1 and (per_node % d == 0 or d % per_node == 0)] or [1]
 
 
 def _data_parallel(request: Request) -> dict[str, Any]:
@@ -86,6 +107,7 @@ def _data_parallel(request: Request) -> dict[str, Any]:
         "grid": grid,
         "micro_batch_size": micro_batches(request),
         "recompute": _axis(pins, "recompute", [0, 2]),
+        **_pinned(pins, "recompute_layers", "etp"),
         "virtual_pipeline_stages": _axis(pins, "virtual_pipeline_stages", [1]),
         "ep": _axis(pins, "ep", [1]),
         "sequence_parallel": _axis(pins, "sequence_parallel", [0]),
@@ -106,15 +128,23 @@ def _megatron(request: Request) -> dict[str, Any]:
         "zero_stage": _axis(pins, "zero_stage", [0, 1]),
         "offload": _axis(pins, "offload", [0]),
         "hpz": _axis(pins, "hpz", [1]),
+        **_pinned(pins, "recompute_layers", "etp"),
     }
-    if model.is_moe:  # experts are cut by the tensor degree or left whole
-        axes["etp_is_tp"] = [0, 1]
+    if model.is_moe:
+        inside = [d for d in divisors(gpus) if d <= request.cluster.fast_domain]
+        axes["etp"] = _axis(pins, "etp", [d for d in inside if model.moe_intermediate_size % d == 0])
     return axes
 
 
 def _chunks(layers: int, degrees: set[int]) -> list[int]:
-    """Virtual stages that some pipeline degree can cut the layers into evenly, 1 among them."""
-    return sorted({1}.union(*(divisors(layers // pp) for pp in degrees - {1} if layers % pp == 0)))
+    """Virtual stages that some pipeline degree can cut the layers into, embedding and head counted or not; 1 too."""
+    counted = [(count, pp) for pp in degrees - {1} for count in range(layers, layers + 3) if count % pp == 0]
+    return sorted({1}.union(*(divisors(count // pp) for count, pp in counted)))
+
+
+def _pinned(pins: dict[str, int], *names: str) -> dict[str, list[int]]:
+    """Axes that exist only where they are pinned."""
+    return {name: [pins[name]] for name in names if name in pins}
 
 
 def _axis(pins: dict[str, int], name: str, values: Sequence[int]) -> list[int]:

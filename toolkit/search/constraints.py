@@ -5,10 +5,12 @@ from __future__ import annotations
 from math import lcm
 from typing import Any
 
+from toolkit.context_parallel import exchanging_ranks
 from toolkit.errors import Problem
 from toolkit.megatron_shapes import inexpressible
 from toolkit.model import ModelSpec
-from toolkit.search.candidates import divisors
+from toolkit.pipeline_split import IMPOSSIBLE, pipeline_split
+from toolkit.search.crossing import Space
 from toolkit.search.request import Request
 from toolkit.search.rules import CONSTRAINTS, Constraint
 from toolkit.strategy import Strategy
@@ -56,13 +58,13 @@ class Sieve:
     ``eliminated`` counts, for each rule, the rows of the whole product that it was the first to refuse.
     """
 
-    def __init__(self, request: Request, framework: str, eliminated: dict[str, int]) -> None:
+    def __init__(self, request: Request, space: Space, eliminated: dict[str, int]) -> None:
         self.request = request
         self.eliminated = eliminated
         self.rules = [
-            (constraint, _fields(constraint, request, framework))
+            (constraint, _fields(constraint, request, space))
             for constraint in CONSTRAINTS
-            if framework in constraint.frameworks
+            if space.framework in constraint.frameworks
         ]
         self._due: dict[frozenset[str], list[Constraint]] = {}
 
@@ -92,8 +94,8 @@ class Sieve:
 class _Recorder:
     """Stands for a scalar strategy of ones and remembers which of its fields were read."""
 
-    def __init__(self, framework: str) -> None:
-        self.framework = framework
+    def __init__(self, space: Space) -> None:
+        self.framework, self.cp_method = space.framework, space.cp_method
         self.read: set[str] = set()
 
     def __getattr__(self, name: str) -> int:
@@ -101,9 +103,9 @@ class _Recorder:
         return 1
 
 
-def _fields(constraint: Constraint, request: Request, framework: str) -> frozenset[str]:
+def _fields(constraint: Constraint, request: Request, space: Space) -> frozenset[str]:
     """The fields of a strategy that a rule reads, found by asking it once."""
-    asked: Any = _Recorder(framework)
+    asked: Any = _Recorder(space)
     constraint.holds(request.model, request.cluster, request.workload, asked)
     return frozenset(asked.read)
 
@@ -122,8 +124,11 @@ def _tp_choices(model: ModelSpec) -> list[int]:
 
 
 def _vpp_choices(model: ModelSpec, pp: int) -> list[int]:
+    if pp == 1:
+        return [1]
     layers = model.num_hidden_layers
-    return divisors(layers // pp) if pp > 1 and layers % pp == 0 else [1]
+    most = range(1, layers // pp + 2)
+    return [v for v in most if v == 1 or pipeline_split(layers, pp, v).way != IMPOSSIBLE]
 
 
 def sequence_multiple(strategy: Strategy) -> int:
@@ -145,4 +150,6 @@ def _fill(text: str, request: Request, strategy: Strategy) -> str:
         tp_choices=", ".join(map(str, _tp_choices(request.model))),
         vpp_choices=", ".join(map(str, _vpp_choices(request.model, s.pp))),
         sequence_multiple=sequence_multiple(s),
+        exchanging=exchanging_ranks(request.model, request.cluster.fast_domain, s),
+        stage_layers=pipeline_split(request.model.num_hidden_layers, s.pp, s.virtual_pipeline_stages).middle,
     )

@@ -20,13 +20,17 @@ ORDER = (
     "micro_batch_size",
     "virtual_pipeline_stages",
     "ep",
+    "etp",
     "sequence_parallel",
     "zero_stage",
     "offload",
     "hpz",
     "dp_shard",
     "recompute",
+    "recompute_layers",
 )
+# fields that are the same for all rows of a space
+CONSTANT = frozenset(("framework", "cp_method", "schedule", "vocabulary", "tp_overlap", "recompute_layers"))
 MOST_ROWS = 2**18  # of one piece: a column takes 2 MiB, an evaluation some dozens of columns
 
 Columns = dict[str, Any]
@@ -36,11 +40,17 @@ Keep = Callable[[Strategy, frozenset[str], int], Any]
 
 @dataclass(frozen=True)
 class Space:
-    """The degrees of a framework as columns, and the axes to cross them with."""
+    """The degrees of a framework as columns, and the axes to cross them with.
+
+    With ``partial`` each row of full recomputation stands for every number of layers that can run again: those are
+    laid out when the row is known to be legal (:mod:`toolkit.search.partial`).
+    """
 
     framework: str
     start: Columns
     axes: dict[str, list[int]]
+    cp_method: str = "p2p"
+    partial: bool = False
 
     @property
     def size(self) -> int:
@@ -48,33 +58,26 @@ class Space:
         return len(self.start["tp"]) * math.prod(len(values) for values in self.axes.values())
 
 
-def space(framework: str, request: Request, axes: dict[str, Any]) -> Space:
-    """From the axes of a framework: ``grid`` of (tp, pp, cp, dp), ``etp_is_tp`` where experts may be left whole."""
+def space(
+    framework: str, request: Request, axes: dict[str, Any], cp_method: str = "p2p", partial: bool = False
+) -> Space:
+    """From the axes of a framework: ``grid`` of (tp, pp, cp, dp), and fields with the values to try."""
     import numpy
 
     grid = numpy.array(axes.pop("grid"), dtype=numpy.int64)
     start = {axis: grid[:, i] for i, axis in enumerate(("tp", "pp", "cp", "dp"))}
-    whole = axes.pop("etp_is_tp", None) is not None
-    if "etp" in request.pins:
-        start["etp"] = numpy.full_like(start["tp"], request.pins["etp"])
-    elif whole:
-        # each degree twice: experts left whole, and cut by tp where there is something to cut
-        rows = numpy.repeat(numpy.arange(len(grid)), numpy.where(start["tp"] > 1, 2, 1))
-        cut = numpy.concatenate(([False], rows[1:] == rows[:-1]))
-        start = {name: column[rows] for name, column in start.items()}
-        start["etp"] = numpy.where(cut, start["tp"], 1)
-    else:
+    if "etp" not in axes:  # nothing but experts is cut by it
         start["etp"] = start["tp"]
     if "dp_shard" not in axes:
         shard = request.pins.get("dp_shard")  # only fsdp has it; the constraint that refuses it elsewhere says so
         start["dp_shard"] = start["dp"] if shard is None else numpy.full_like(start["dp"], shard)
-    return Space(framework, start, {name: axes[name] for name in ORDER if name in axes})
+    return Space(framework, start, {name: axes[name] for name in ORDER if name in axes}, cp_method, partial)
 
 
 def grow(request: Request, space: Space, keep: Keep, most_rows: int = MOST_ROWS) -> Iterator[Strategy]:
     """The rows of the product that ``keep`` keeps, as column strategies of at most ``most_rows`` rows or so."""
     rest = math.prod(len(values) for values in space.axes.values())
-    rows = _sift(space.framework, dict(space.start), keep, rest)
+    rows = _sift(space, dict(space.start), keep, rest)
     yield from _cross(request, space, rows, tuple(space.axes), rest, keep, max(most_rows, 1))
 
 
@@ -87,7 +90,7 @@ def _cross(
     if not number:
         return
     if not names:
-        yield Strategy(framework=space.framework, **rows)
+        yield _strategy(space, rows)
         return
     values = numpy.asarray(space.axes[names[0]], dtype=numpy.int64)
     rest //= len(values)
@@ -97,12 +100,16 @@ def _cross(
         here[names[0]] = numpy.tile(values, len(here["tp"]) // len(values))
         if names[0] == "micro_batch_size":
             here["gradient_accumulation_steps"] = _accumulation(request, here)
-        yield from _cross(request, space, _sift(space.framework, here, keep, rest), names[1:], rest, keep, most_rows)
+        yield from _cross(request, space, _sift(space, here, keep, rest), names[1:], rest, keep, most_rows)
 
 
-def _sift(framework: str, rows: Columns, keep: Keep, rest: int) -> Columns:
-    kept = keep(Strategy(framework=framework, **rows), frozenset(rows), rest)
+def _sift(space: Space, rows: Columns, keep: Keep, rest: int) -> Columns:
+    kept = keep(_strategy(space, rows), frozenset(rows.keys() | (CONSTANT - space.axes.keys())), rest)
     return rows if kept is None else {name: column[kept] for name, column in rows.items()}
+
+
+def _strategy(space: Space, rows: Columns) -> Strategy:
+    return Strategy(framework=space.framework, cp_method=space.cp_method, **rows)  # type: ignore[arg-type]
 
 
 def _accumulation(request: Request, rows: Columns) -> Any:

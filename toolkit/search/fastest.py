@@ -14,9 +14,8 @@ from toolkit.calibration import Calibration
 from toolkit.cluster import ClusterSpec
 from toolkit.model import ModelSpec
 from toolkit.search.candidates import spaces
-from toolkit.search.constraints import Sieve, violated
-from toolkit.search.crossing import grow
-from toolkit.search.planner import Choice, choose, evaluated
+from toolkit.search.constraints import violated
+from toolkit.search.planner import Choice, SearchResult, blocks, choose
 from toolkit.search.request import Request
 from toolkit.strategy import FRAMEWORKS, Strategy
 from toolkit.units import format_bytes
@@ -76,17 +75,15 @@ def fastest(request: Request, calibration: Calibration) -> Choice | None:
     import numpy
 
     best: tuple[float, float, Strategy] | None = None
-    for space in spaces(request):
-        for legal in grow(request, space, Sieve(request, space.framework, {})):
-            block = evaluated(request, calibration, legal, {})
-            seconds = float(block.seconds.min())
-            if not numpy.isfinite(seconds) or (best is not None and seconds > best[0]):
-                continue
-            rows = numpy.flatnonzero(block.seconds == seconds)
-            row = int(rows[block.total_bytes[rows].argmin()])
-            found = seconds, float(block.total_bytes[row]), legal.take(row)
-            if best is None or found[:2] < best[:2]:
-                best = found
+    for block in blocks(request, calibration, SearchResult()):
+        seconds = float(block.seconds.min())
+        if not numpy.isfinite(seconds) or (best is not None and seconds > best[0]):
+            continue
+        rows = numpy.flatnonzero(block.seconds == seconds)
+        row = int(rows[block.total_bytes[rows].argmin()])
+        found = seconds, float(block.total_bytes[row]), block.strategy.take(row)
+        if best is None or found[:2] < best[:2]:
+            best = found
     return choose(request, calibration, best[2]) if best else None
 
 

@@ -63,30 +63,47 @@ def price(strategy: Strategy) -> Any:
     )
 
 
-def order(request: Request, blocks: list[Block]) -> list[tuple[Block, int]]:
-    """The best row of every layout, best layout first: fitting plans, then tight ones.
+def order(request: Request, blocks: list[Block], top: int = 1 << 62) -> list[tuple[Block, int]]:
+    """The best row of each of ``top`` layouts, best layout first: fitting plans, then tight ones.
 
     Throughput and cost order by ``seconds * (1 + price)`` (at a given number of GPUs the cheapest plan is
     the fastest); memory orders by bytes per GPU.
     """
     import numpy
 
-    if not blocks:
+    kept = [(number, *_best_of_layouts(request, block)) for number, block in enumerate(blocks)]
+    kept = [each for each in kept if len(each[1])]
+    if not kept:
         return []
-    seconds = numpy.concatenate([block.seconds for block in blocks])
-    total_bytes = numpy.concatenate([block.total_bytes for block in blocks])
-    tight = numpy.concatenate([block.verdict for block in blocks])
-    prices = numpy.concatenate([price(block.strategy) + numpy.zeros(len(block.seconds)) for block in blocks])
-    layouts = numpy.concatenate([_layout(request, block.strategy, len(block.seconds)) for block in blocks])
-    score = total_bytes if request.objective == "memory" else seconds * (1.0 + prices)
-    fitting = numpy.flatnonzero(numpy.isfinite(seconds))
-    # ties (the same time with and without a switch) go to fewer bytes
-    best_first = fitting[numpy.lexsort((total_bytes[fitting], score[fitting], tight[fitting]))]
+    owner = numpy.concatenate([numpy.full(len(rows), number) for number, rows, _ in kept])
+    rows = numpy.concatenate([rows for _, rows, _ in kept])
+    layouts = numpy.concatenate([layout for _, _, layout in kept])
+    keys = [_keys(request, blocks[number], rows) for number, rows, _ in kept]
+    total_bytes, score, tight = (numpy.concatenate(column) for column in zip(*keys, strict=True))
+    best_first = numpy.lexsort((total_bytes, score, tight))
     _, first = numpy.unique(layouts[best_first], return_index=True)
-    rows = best_first[numpy.sort(first)]
-    starts = numpy.cumsum([0] + [len(block.seconds) for block in blocks])
-    owner = numpy.searchsorted(starts, rows, side="right") - 1
-    return [(blocks[b], int(row - starts[b])) for b, row in zip(owner, rows, strict=True)]
+    chosen = best_first[numpy.sort(first)[:top]]
+    return [(blocks[owner[i]], int(rows[i])) for i in chosen]
+
+
+def _keys(request: Request, block: Block, rows: Any) -> tuple[Any, Any, Any]:
+    """Of some rows of a block: bytes (ties, the same time with and without a switch, go to fewer), score, verdict."""
+    total_bytes = block.total_bytes[rows]
+    if request.objective == "memory":
+        return total_bytes, total_bytes, block.verdict[rows]
+    return total_bytes, block.seconds[rows] * (1.0 + price(block.strategy.select(rows))), block.verdict[rows]
+
+
+def _best_of_layouts(request: Request, block: Block) -> tuple[Any, Any]:
+    """The best fitting row of each layout in one block, and its layout: far fewer than there are rows to order."""
+    import numpy
+
+    rows = numpy.flatnonzero(numpy.isfinite(block.seconds))
+    total_bytes, score, tight = _keys(request, block, rows)
+    layouts = _layout(request, block.strategy.select(rows), len(rows))
+    order = numpy.lexsort((total_bytes, score, tight, layouts))
+    _, first = numpy.unique(layouts[order], return_index=True)
+    return rows[order[first]], layouts[order[first]]
 
 
 def _layout(request: Request, strategy: Strategy, rows: int) -> Any:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from toolkit.estimates import VERDICTS
+from toolkit.pipeline_split import pipeline_split
 from toolkit.search.planner import Block, Choice, SearchResult
 from toolkit.search.rank import RUNGS, Rung, price, rung
 from toolkit.search.request import Request
@@ -22,6 +24,7 @@ _CHOICES = (
     ("offload", "offload ({value})", 0),
     ("hpz", "a secondary parameter copy in groups of {value} (hpZ)", 1),
 )
+_IMPLIED_BY = {"recompute": ("recompute_layers",), "cp": ("cp_method",)}  # a pin that leaves nothing to choose
 FITS, TIGHT = VERDICTS.index("fits"), VERDICTS.index("tight")
 SAME = 0.0005  # a difference that prints as 0.0 % is none
 NOTABLE = 0.01  # a plan that is faster by less than this is not worth a sentence
@@ -35,14 +38,55 @@ def reasons(request: Request, result: SearchResult, choice: Choice) -> tuple[str
         said = [_ladder_reason(result, choice), *_faster_but_lower(result, choice)]
     for field, words, absent in _CHOICES:
         value = getattr(choice.strategy, field)
-        if value != absent and field not in request.pins:
+        if value != absent and not {field, *_IMPLIED_BY.get(field, ())} & request.pins.keys():
             named = words.format(value=value_in_words(field, value))
             said.append(_against(request, result, choice, field, absent, named))
+    if choice.strategy.recompute_layers and "recompute_layers" not in request.pins:
+        said.append(_some_layers(request, result, choice))
+    if choice.strategy.cp_method != "p2p" and "cp_method" not in request.pins:
+        said.append(_not_a_ring(result, choice))
     said += [
         f"{field.replace('_', ' ')} {value_in_words(field, value)} is pinned by the request"
         for field, value in sorted(request.pins.items())
     ]
     return tuple(said)
+
+
+def _some_layers(request: Request, result: SearchResult, choice: Choice) -> str:
+    """Why this number of layers is recomputed, and not all."""
+    s = choice.strategy
+    split = pipeline_split(request.model.num_hidden_layers, s.pp, s.virtual_pipeline_stages)
+    words = f"recomputation of {s.recompute_layers} of the {split.middle} layers of a stage, the fewest that "
+    words += "fit" if choice.verdict == "fits" else "are tight"
+    seconds = _seconds_of(result.blocks, s, recompute_layers=0)
+    if seconds is None or not math.isfinite(seconds):
+        return words
+    return f"{words}: all of them would take {seconds / choice.estimate.step.seconds - 1.0:.1%} longer"
+
+
+def _not_a_ring(result: SearchResult, choice: Choice) -> str:
+    """Why keys and values are not passed round a ring, Megatron's default."""
+    words = f"cp method {choice.strategy.cp_method}"
+    seconds = _seconds_of(result.blocks, choice.strategy, cp_method="p2p")
+    if seconds is None:
+        return f"{words}: a ring (p2p) is not legal with this layout"
+    if not math.isfinite(seconds):
+        return f"{words}: a ring (p2p) does not fit with this layout"
+    return f"{words}: a ring (p2p) would take {seconds / choice.estimate.step.seconds - 1.0:.1%} longer"
+
+
+def _seconds_of(blocks: list[Block], strategy: Strategy, **changed: int | str) -> float | None:
+    """Seconds of the searched row that is ``strategy`` but for what is ``changed``; None where there is none."""
+    import numpy
+
+    wanted = {name: changed.get(name, getattr(strategy, name)) for name in strategy.__struct_fields__}
+    for block in blocks:
+        same = numpy.ones(len(block.seconds), dtype=bool)
+        for name, value in wanted.items():
+            same &= getattr(block.strategy, name) == value
+        if same.any():
+            return float(block.seconds[int(same.argmax())])
+    return None
 
 
 def _ladder_reason(result: SearchResult, choice: Choice) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolkit.cluster import ClusterSpec
+from toolkit.context_parallel import exchanging_ranks, heads_per_rank
 from toolkit.megatron_shapes import inexpressible
 from toolkit.model import ModelSpec
 from toolkit.pipeline_split import IMPOSSIBLE, pipeline_split
@@ -168,6 +169,24 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         source="megatron-core 0.16.1 model_parallel_config.py: expert_tensor_model_parallel_size is read by MoE layers",
     ),
     Constraint(
+        "expert_bias",
+        "experts with biases are not cut by tensor parallelism",
+        ("megatron",),
+        lambda m, c, w, s: (not (m.is_moe and (m.mlp_bias or m.expert_bias))) | (s.etp == 1),
+        "the experts of {m.name} have biases, which etp {s.etp} cannot cut",
+        "use --etp 1",
+        source="megatron-core 0.16.1 transformer_config.py:1588",
+    ),
+    Constraint(
+        "expert_tensor_in_node",
+        "etp should stay inside the GPUs that share a fast link",
+        ("megatron",),
+        lambda m, c, w, s: s.etp <= c.fast_domain,
+        "etp {s.etp} leaves the {c.fast_domain} GPUs that share a fast link",
+        "keep etp at {c.fast_domain} or below",
+        advice=True,
+    ),
+    Constraint(
         "expert_grid",
         "etp x ep x pp must divide the GPUs",
         ("megatron",),
@@ -196,11 +215,12 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     ),
     Constraint(
         "virtual_stages",
-        "the layers must split over pp x virtual stages, and interleaving needs pp > 1",
+        "the layers (embedding and head counted as one each, or not) must split over pp x virtual stages, and "
+        "interleaving needs pp > 1",
         ALL,
         lambda m, c, w, s: (
             (s.virtual_pipeline_stages == 1)
-            | ((s.pp > 1) & _divides(s.pp * s.virtual_pipeline_stages, m.num_hidden_layers))
+            | ((s.pp > 1) & (pipeline_split(m.num_hidden_layers, s.pp, s.virtual_pipeline_stages).way != IMPOSSIBLE))
         ),
         "{m.num_hidden_layers} layers over pp {s.pp} cannot be cut into {s.virtual_pipeline_stages} equal virtual "
         "stages",
@@ -224,6 +244,62 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "sequence length {w.sequence_length} is not a multiple of 2 x cp {s.cp}",
         "pad sequences to a multiple of {sequence_multiple}",
         source="Megatron-LM arguments.py:818 (core 0.16.1)",
+    ),
+    Constraint(
+        "context_method",
+        "a way of sharing keys and values needs cp > 1 to have an effect",
+        ALL,
+        lambda m, c, w, s: (s.cp_method == "p2p") | (s.cp > 1),
+        "cp method {s.cp_method} shares nothing with cp {s.cp}",
+        "raise --cp (megatron), or leave --cp-method out",
+        source="megatron-core 0.16.1 transformer_layer.py:295",
+    ),
+    Constraint(
+        "context_heads",
+        "exchanging heads needs query and key-value heads of a rank that cp divides",
+        ("megatron",),
+        lambda m, c, w, s: (s.cp_method != "a2a") | _divides(s.cp, heads_per_rank(m, s.tp)),
+        "cp {s.cp} by a2a does not divide the {m.num_attention_heads} query and {m.num_key_value_heads} key-value "
+        "heads of {m.name} over tp {s.tp}",
+        "lower --cp or --tp, or use --cp-method p2p",
+        source="Transformer Engine 2.x context_parallel.py, AttnFuncWithCPAndQKVOA2A",
+    ),
+    Constraint(
+        "context_levels",
+        "two levels of context parallelism need ranks to exchange heads with inside a node, and more than one such "
+        "group",
+        ("megatron",),
+        lambda m, c, w, s: (
+            (s.cp_method != "a2a+p2p")
+            | ((exchanging_ranks(m, c.fast_domain, s) > 1) & (exchanging_ranks(m, c.fast_domain, s) < s.cp))
+        ),
+        "cp {s.cp} has no two levels: heads of {m.name} over tp {s.tp} can be exchanged by {exchanging} ranks of a "
+        "node",
+        "use --cp-method p2p or a2a",
+        source="Transformer Engine 2.x context_parallel.py, attn_forward_func_with_cp",
+    ),
+    Constraint(
+        "context_latent",
+        "latent attention shares keys and values in a ring only (p2p or a2a+p2p)",
+        ("megatron",),
+        lambda m, c, w, s: (not m.is_mla) | (s.cp_method == "p2p") | (s.cp_method == "a2a+p2p"),
+        "the latent attention of {m.name} does not run with cp method {s.cp_method}",
+        "use --cp-method p2p or a2a+p2p",
+        source="Transformer Engine 2.x context_parallel.py, attn_forward_func_with_cp",
+    ),
+    Constraint(
+        "context_window",
+        "a sliding window does not run in a ring (a2a or all_gather)",
+        ("megatron",),
+        lambda m, c, w, s: (
+            (not 0 < m.sliding_window < w.sequence_length)
+            | (s.cp == 1)
+            | (s.cp_method == "a2a")
+            | (s.cp_method == "all_gather")
+        ),
+        "the sliding window of {m.name} does not run with cp method {s.cp_method}",
+        "use --cp-method a2a or all_gather",
+        source="Transformer Engine 2.x context_parallel.py, attn_forward_func_with_cp",
     ),
     Constraint(
         "sequence_length",
@@ -319,5 +395,31 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         lambda m, c, w, s: s.recompute != 1,
         "selective recomputation is Megatron's; Hugging Face models recompute none or full",
         "use --recompute full or none",
+    ),
+    Constraint(
+        "recompute_some",
+        "recomputing some layers is Megatron's",
+        DATA_PARALLEL,
+        lambda m, c, w, s: s.recompute_layers == 0,
+        "Hugging Face models recompute every layer or none, not {s.recompute_layers}",
+        "leave --recompute-layers out, or use --framework megatron",
+        source="transformers 5.24 modeling_utils.py, gradient_checkpointing_enable",
+    ),
+    Constraint(
+        "recompute_layers",
+        "some layers of a stage, as many in each virtual stage, belong to full recomputation",
+        ("megatron",),
+        lambda m, c, w, s: (
+            (s.recompute_layers == 0)
+            | (
+                (s.recompute == 2)
+                & _divides(s.virtual_pipeline_stages, s.recompute_layers)
+                & (s.recompute_layers < pipeline_split(m.num_hidden_layers, s.pp, s.virtual_pipeline_stages).middle)
+            )
+        ),
+        "{s.recompute_layers} recomputed layers of a stage: with full recomputation it can be a multiple of the "
+        "{s.virtual_pipeline_stages} virtual stages below the {stage_layers} layers of a stage",
+        "use --recompute full; leave --recompute-layers out for all of them",
+        source="megatron-core 0.16.1 transformer_block.py:544; its upper bound is not checked there",
     ),
 )
