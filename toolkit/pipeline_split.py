@@ -34,13 +34,15 @@ def pipeline_split(layers: int, pp: Number, virtual_pipeline_stages: Number = 1)
     """The split of ``layers`` over ``pp`` stages, scalar or columns.
 
     With one stage ``first``, ``middle`` and ``last`` are all the layers. Where nothing is possible the
-    numbers are those of the even split rounded up.
+    numbers are those of both ends, with a chunk that has no layers (some forks of Megatron-LM take it), or else those
+    of the even split rounded up.
     """
     chunks = pp * virtual_pipeline_stages
     several = pp > 1
     size = ceil_div(layers, pp)  # of a middle stage; with the ends counted too it is (L + 2) / p or (L + 1) / p
     rest = layers - (pp - 2) * size
-    both = several & ((layers + 2) % chunks == 0) & ((layers + 2) // pp > virtual_pipeline_stages)
+    ended = several & ((layers + 2) % chunks == 0)
+    both = ended & ((layers + 2) // pp > virtual_pipeline_stages)
     head = several & ((layers + 1) % chunks == 0) & ((layers + 1) // pp > virtual_pipeline_stages)
     ends = several & (virtual_pipeline_stages == 1) & (rest >= 2) & (rest <= 2 * size)
     way = where(
@@ -49,8 +51,9 @@ def pipeline_split(layers: int, pp: Number, virtual_pipeline_stages: Number = 1)
         where(both, BOTH_ENDS, where(head, HEAD, where(ends, ENDS, IMPOSSIBLE))),
     )
     last_of_ends = rest // 2
-    counted = where(way == BOTH_ENDS, layers + 2, where(way == HEAD, layers + 1, layers))
+    both = (way == BOTH_ENDS) | ((way == IMPOSSIBLE) & ended)
+    counted = where(both, layers + 2, where(way == HEAD, layers + 1, layers))
     middle = ceil_div(counted, pp)
-    first = where(way == BOTH_ENDS, middle - 1, where(way == ENDS, rest - last_of_ends, middle))
-    last = where((way == BOTH_ENDS) | (way == HEAD), middle - 1, where(way == ENDS, last_of_ends, middle))
+    first = where(both, middle - 1, where(way == ENDS, rest - last_of_ends, middle))
+    last = where(both | (way == HEAD), middle - 1, where(way == ENDS, last_of_ends, middle))
     return PipelineSplit(way, first, middle, last)

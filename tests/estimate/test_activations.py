@@ -57,17 +57,24 @@ def test_full_recomputation_keeps_two_bytes_per_input_value() -> None:
 
 def test_figure_1_of_korthikanti_2022() -> None:
     figure = FIGURES["korthikanti_figure_1"]
-    activations = layer(8, True, True) * 96 / 8 * in_flight(8, 3, 64, 0)
+    activations = layer(8, True, True) * 96 / 8 * in_flight(8, 3, 64, 0, 1 / 3)
     assert activations / GIB == pytest.approx(figure["activations_gib"], rel=1e-6)
     states = 18.0 * (96 / 8) * 12 * H * H / 8
     assert states / GIB == pytest.approx(figure["parameters_and_optimizer_gib"], rel=1e-6)
 
 
 def test_micro_batches_in_flight() -> None:
-    assert [in_flight(4, 1, 8, k) for k in range(4)] == [4, 3, 2, 1]
-    assert in_flight(4, 1, 2, 0) == 2
-    assert in_flight(4, 2, 8, 0) == pytest.approx(4 * (1 + 3 / 8))  # 1 + (p - 1) / (p v)
-    assert in_flight(1, 1, 8, 0) == 1
+    assert [in_flight(4, 1, 8, k, 1.0) for k in range(4)] == [4, 3, 2, 1]
+    assert in_flight(4, 1, 2, 0, 1.0) == 2
+    assert in_flight(4, 2, 8, 0, 0.5) == pytest.approx(4 * (1 + 3 / 8))  # 1 + (p - 1) / (p v)
+    assert [in_flight(4, 2, 8, k, 0.5) for k in range(4)] == [(4 * 2 + 3 - 2 * k) / 2 for k in range(4)]
+    assert in_flight(4, 2, 4, 0, 0.5) == 4  # no more than there are
+    assert in_flight(1, 1, 8, 0, 1.0) == 1
+
+
+def test_a_first_chunk_without_layers_holds_nothing() -> None:
+    """Embedding in the place of a layer: of 3 chunks one is empty, the others hold p micro batches each."""
+    assert in_flight(8, 3, 64, 0, 0.0) == 8
 
 
 @pytest.mark.parametrize("stage", [0, 3])

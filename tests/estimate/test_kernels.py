@@ -67,7 +67,7 @@ def test_bf16_alone_takes_eight_bytes_a_parameter() -> None:
     [
         ({"weights": "bf16"}, "deepspeed", "not modelled"),
         ({"weights": "bf16", "precision": "fp32"}, "ddp", "not modelled"),
-        ({"weights": "fp8"}, "ddp", "unknown weights"),
+        ({"weights": "fp4"}, "ddp", "unknown weights"),
     ],
 )
 def test_weights_that_cannot_be(changes: dict[str, str], framework: str, words: str) -> None:

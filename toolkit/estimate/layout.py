@@ -129,15 +129,29 @@ def second_stage(strategy: Strategy, table: Tables) -> Stage:
     return _second(strategy, table, pipeline_split(table.layers, strategy.pp, strategy.virtual_pipeline_stages))
 
 
-@equation("A17", "min(m, p - k); interleaved min(m, (p*v + p - 1 - 2*k)/v)")
-def in_flight(pp: Number, virtual: Number, micro_batches: Number, stage: Number) -> Number:
+@equation("A17", "min(m, p - k); interleaved c*min(m, 2*p - 1 - 2*k) + (1 - c)*min(m, p)")
+def in_flight(pp: Number, virtual: Number, micro_batches: Number, stage: Number, chunk: Number) -> Number:
     """Micro batches alive on stage ``k`` at its peak, in units of the whole stage's layers.
 
-    1F1B holds ``min(p - k, m)``. Interleaving holds ``(p v + p - 1 - 2 k) / v``: with k = 0 the factor
-    ``1 + (p - 1) / (p v)``. Source: Narayanan et al. 2021, arXiv 2104.04473, section 2.2; arXiv 2205.05198.
+    1F1B holds ``min(p - k, m)``. With interleaving one chunk, ``c`` of the stage's layers, holds ``2 p - 1 - 2 k``
+    (the first chunk of an early stage, the last of a late one) and the others ``p``: chunks of equal layers are
+    ``(p v + p - 1 - 2 k) / v``, with k = 0 the factor ``1 + (p - 1) / (p v)``.
+    Source: Narayanan et al. 2021, arXiv 2104.04473, section 2.2; arXiv 2205.05198.
     """
-    interleaved = (1.0 * pp * virtual + pp - 1.0 - 2.0 * stage) / virtual
-    return minimum(where(virtual > 1, interleaved, 1.0 * pp - stage), 1.0 * micro_batches)
+    unequal = minimum(2.0 * pp - 1.0 - 2.0 * stage, 1.0 * micro_batches)
+    interleaved = chunk * unequal + (1.0 - chunk) * minimum(1.0 * pp, 1.0 * micro_batches)
+    return where(virtual > 1, interleaved, minimum(1.0 * pp - stage, 1.0 * micro_batches))
+
+
+@equation("A23", "min(m, d*p)")
+def zero_bubble_in_flight(pp: Number, micro_batches: Number, delayed: float) -> Number:
+    """Zero-bubble schedules: every stage may hold what the first one does in 1F1B (``d`` = 1), or twice that.
+
+    ZB-1p and ZB-V (two chunks a stage, both counted) have d = 1, ZB-2p has 2. Gradients of weights that wait
+    keep less than the activations whose place they take.
+    Source: arXiv 2401.10241, sections 2.3 and 5.1; arXiv 2405.15362, section 3.
+    """
+    return minimum(delayed * pp, 1.0 * micro_batches)
 
 
 @equation("A18", "ceil(V/(128*t))*128*t")
@@ -152,11 +166,16 @@ def padded_vocabulary(vocab_size: int, framework: str, tp: Number) -> Number:
 def _first(strategy: Strategy, table: Tables, split: PipelineSplit) -> Stage:
     alone = where(strategy.pp > 1, 0.0, 1.0)
     chunk = split.first // strategy.virtual_pipeline_stages
+    if strategy.schedule == "zb-v":  # the pipeline turns at the last device: the first has both ends
+        both = where(strategy.pp > 1, split.first + split.last - split.middle, split.first)
+        return _stage(strategy, table, both, 0 * chunk, chunk, 0, embedding=1.0, head=1.0)
     return _stage(strategy, table, split.first, 0 * chunk, chunk, 0, embedding=1.0, head=alone)
 
 
 def _last(strategy: Strategy, table: Tables, split: PipelineSplit) -> Stage:
     alone = where(strategy.pp > 1, 0.0, 1.0)
+    if strategy.schedule == "zb-v":
+        return _second(strategy, table, split)
     chunk = split.last // strategy.virtual_pipeline_stages
     end = table.layers + 0 * chunk
     return _stage(strategy, table, split.last, end - chunk, end, strategy.pp - 1, embedding=alone, head=1.0)
@@ -168,7 +187,7 @@ def _second(strategy: Strategy, table: Tables, split: PipelineSplit) -> Stage:
     chunk = size // strategy.virtual_pipeline_stages
     start = where(strategy.pp > 1, split.first // strategy.virtual_pipeline_stages, 0)
     stage = minimum(strategy.pp - 1, 1)
-    last = where(strategy.pp == 2, 1.0, alone)
+    last = where((strategy.pp == 2) & (strategy.schedule != "zb-v"), 1.0, alone)
     return _stage(strategy, table, size, start, start + chunk, stage, embedding=alone, head=last)
 
 
@@ -199,7 +218,9 @@ def _stage(
         replicated, sharded, dispatched, inside = (total(prefix) if prefix[-1] else 0.0 for prefix in prefixes)
         return replicated, sharded, dispatched, inside
 
-    alive = in_flight(strategy.pp, strategy.virtual_pipeline_stages, strategy.gradient_accumulation_steps, index)
+    if strategy.vocabulary == "spread":
+        embedding, head = 1.0 / strategy.pp, 1.0 / strategy.pp
+    alive = _alive(strategy, index, (stop - start) / maximum(layers, 1.0))
     return Stage(
         sharded=total(table.sharded),
         replicated=total(table.replicated),
@@ -211,3 +232,15 @@ def _stage(
         head=head,
         in_flight=alive,
     )
+
+
+def _alive(strategy: Strategy, index: Number, chunk: Number) -> Number:
+    """Micro batches alive on a stage; those that wait for a vocabulary cut over the pipeline are one more."""
+    s, micro = strategy, strategy.gradient_accumulation_steps
+    if s.schedule == "1f1b":
+        alive = in_flight(s.pp, s.virtual_pipeline_stages, micro, index, chunk)
+    else:
+        alive = zero_bubble_in_flight(s.pp, micro, 2.0 if s.schedule == "zb-2p" else 1.0)
+    if s.vocabulary == "spread":  # arXiv 2411.05288, section 5: p + 1 where 1F1B holds p
+        alive = minimum(alive + where(s.pp > 1, 1.0, 0.0), 1.0 * micro)
+    return alive
