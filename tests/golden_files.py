@@ -42,8 +42,7 @@ ELSE: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("dgx-a100-80gb", "2x8", {}),
     ("aws-p4d", "4x8", {}),
 )
-ESTIMATES = ("memory", "host_memory", "communication", "step")
-INTERVALS = ("step_interval80", "memory_interval80")
+ESTIMATES = ("memory", "host_memory", "communication", "step", "resilience")
 DIGITS = 6
 
 
@@ -63,9 +62,11 @@ def planned(recipe: str, cluster: str, gpus: str, pinned: dict[str, Any]) -> Pla
     assert ranked, f"no plan for {recipe} on {cluster} with {gpus}"
     best = ranked[0]
     rounded = {
-        name: msgspec.structs.replace(part, **{k: _round(v) for k, v in msgspec.structs.asdict(part).items()})
+        name: msgspec.structs.replace(
+            part, **{k: _round(v) for k, v in msgspec.structs.asdict(part).items() if type(v) is float}
+        )
         for name in ESTIMATES
-        for part in [getattr(best, name)]
+        if (part := getattr(best, name)) is not None
     }
     for name in INTERVALS:
         if (found := getattr(best, name)) is not None:

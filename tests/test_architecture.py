@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "toolkit"
 
-FOUNDATION = {"units", "gpu_counts", "model_sizes", "numeric", "errors", "equation"}
+FOUNDATION = {"units", "gpu_counts", "gpu_ranges", "budgets", "model_sizes", "numeric", "errors", "equation"}
 NOUNS = {
     "model",
     "cluster",
@@ -28,9 +28,12 @@ NOUNS = {
     "megatron_shapes",
     "transformers_shapes",
     "pipeline_split",
+    "resilience",
+    "scaling_law",
+    "whole_run",
+    "context_parallel",
     "interval",
     "residuals",
-    "context_parallel",
 }
 MAY_IMPORT = {
     "decode": {"decode", *FOUNDATION, *NOUNS},

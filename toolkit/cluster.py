@@ -105,7 +105,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ``fast_domain_gpus`` is how many GPUs the fast (intra-node class) link joins: usually
     ``gpus_per_node``; 72 on an NVL72 rack whose schedulable nodes hold 4. Host memory and cores are
     what one node gives to the job. ``storage_bandwidth_bytes_per_second`` is that of the shared file
-    system for all nodes of the job together; 0 means unknown. ``sources`` is as in Accelerator.
+    system for all nodes of the job together; 0 means unknown, there and of failures. ``sources`` is as in Accelerator.
     """
 
     name: str
@@ -118,6 +118,8 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     host_memory_bytes: float = 0.0
     host_cores: int = 0
     storage_bandwidth_bytes_per_second: float = 0.0
+    gpu_seconds_per_failure: float = 0.0  # how long one GPU (with its share of the rest) runs between failures
+    restart_seconds: float = 0.0  # from a failure to reading the checkpoint: detection, new nodes, start
     site: Site = msgspec.field(default_factory=Site)
     source: str = ""
     sources: dict[str, str] = {}

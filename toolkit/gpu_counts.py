@@ -41,6 +41,8 @@ def parse_gpus(text: str | int) -> GpuRequest:
     written = str(text).strip()[:80]  # nothing sensible is longer, and int() refuses thousands of digits
     match = re.fullmatch(_GPUS, written, re.ASCII | re.IGNORECASE) or re.fullmatch(_SLURM, written, re.ASCII)
     remedy = "write a count (64) or nodes x GPUs per node (8x8)"
+    if re.search(r"[0-9]\s*(\.\.|-|,|;|to)\s*[0-9]", written):
+        remedy += "; toolkit plan also takes a range (8..512) or a list (8, 16, 48)"
     groups = match.groupdict() if match else {}
     word = (groups.get("word") or "").strip()
     if match is None or re.fullmatch(r"x.*|[kmgtbw]|nodes?|thousand|million", word, re.IGNORECASE):

@@ -14,7 +14,8 @@ from toolkit.estimates import VERDICTS, CommunicationEstimate, HostMemoryEstimat
 from toolkit.gpu_counts import MOST_GPUS
 from toolkit.interval import Interval
 from toolkit.model import ModelSpec
-from toolkit.recipe import Contract, contract_problems, planned_steps
+from toolkit.recipe import Contract, contract_problems
+from toolkit.resilience import ResilienceEstimate
 from toolkit.strategy import Strategy
 from toolkit.workload import MOST_SEQUENCES, MOST_TOKENS, Workload
 
@@ -55,6 +56,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     step: StepEstimate
     step_interval80: Interval | None = None  # seconds; None where no comparable run is known
     memory_interval80: Interval | None = None  # bytes of the fullest GPU
+    resilience: ResilienceEstimate | None = None  # None where nothing is known of failures
     memory_limit_bytes: float = 0.0
     total_parameters: int = 0
     active_parameters: int = 0
@@ -62,33 +64,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     assumptions: tuple[str, ...] = ()
     calibration: str = "assumed"
     toolkit_version: str = __version__
-
-
-class WholeRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What all steps of the contract take, at the estimated seconds a step and without interruptions."""
-
-    steps: int
-    tokens: float
-    seconds: float
-    gpu_hours: float
-    cost: float  # in the currency of the cluster's price; 0 where no price is known
-
-
-def whole_run(plan: Plan) -> WholeRun | None:
-    """Steps x seconds, and GPU-hours x price per hour; None where the contract does not say how long it is."""
-    contract, cluster = plan.contract, plan.cluster
-    steps = planned_steps(contract)
-    if not steps:
-        return None
-    seconds = steps * plan.step.seconds
-    gpu_hours = seconds / 3600.0 * cluster.num_gpus
-    return WholeRun(
-        steps=steps,
-        tokens=1.0 * steps * contract.global_batch_size * contract.sequence_length,
-        seconds=seconds,
-        gpu_hours=gpu_hours,
-        cost=gpu_hours * cluster.accelerator.price_per_hour,
-    )
 
 
 def to_json(plan: Plan) -> dict[str, Any]:
@@ -131,9 +106,11 @@ def _require_possible(plan: Plan, where: str) -> None:
     groups: tuple[tuple[str, msgspec.Struct, dict[str, int]], ...] = (
         ("strategy", plan.strategy, dict.fromkeys(MAY_BE_ZERO, 0)),
         ("cluster", plan.cluster, {"fast_domain_gpus": 0, "host_cores": 0}),
-        ("workload", plan.workload, {}),
+        ("workload", plan.workload, {"flash_generation": 0}),
         ("model", plan.model, dict.fromkeys(set(plan.model.__struct_fields__) - {*NEVER_ZERO}, 0)),
     )
+    if plan.resilience is not None:
+        groups = (*groups, ("resilience", plan.resilience, {}))
     for group, values, least in groups:
         for name in values.__struct_fields__:
             value = getattr(values, name)

@@ -24,6 +24,7 @@ SHARED = {
     "framework",
     "method",
     "precision",
+    "price-per-gpu-hour",
     "calibration",
     "tp",
     "tensor-parallel",
@@ -50,7 +51,7 @@ SHARED = {
     "offload",
 }
 OPTIONS = {
-    "plan": SHARED | {"objective", "top", "pick", "explain", "out", "force", "json"},
+    "plan": SHARED | {"objective", "compute-optimal", "top", "pick", "explain", "out", "force", "json"},
     "estimate": SHARED | {"explain", "out", "force", "json"},
     "verify": {"layers", "tolerance", "time-limit", "json"},
     "validate": {"calibration", "brief", "json"},

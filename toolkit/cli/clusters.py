@@ -73,6 +73,12 @@ def _show(cluster: ClusterSpec) -> None:
     if cluster.storage_bandwidth_bytes_per_second:
         rate = format_rate(cluster.storage_bandwidth_bytes_per_second)
         rows.append(("shared storage", rate, cluster.sources.get("storage_bandwidth_bytes_per_second", cluster.source)))
+    if cluster.gpu_seconds_per_failure:
+        source = cluster.sources.get("gpu_seconds_per_failure", cluster.source)
+        rows.append(("failures", f"one in {cluster.gpu_seconds_per_failure / 3600.0:,.0f} GPU-hours", source))
+    if cluster.restart_seconds:
+        source = cluster.sources.get("restart_seconds", cluster.source)
+        rows.append(("restart after a failure", format_seconds(cluster.restart_seconds), source))
     echo_figures(rows)
     click.echo(f"each {cluster.accelerator.name}:")
     echo_figures(figures(cluster.accelerator))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -49,7 +50,8 @@ def contract_of(
     if recipe is None:
         length = options.get("sequence_length") or _default_length(model, said)
         changes["sequence_length"] = length
-        changes["global_batch_size"] = options.get("global_batch") or _default_batch(method, length, cluster, said)
+        counts = options.get("gpu_counts") or (cluster.num_gpus,)
+        changes["global_batch_size"] = options.get("global_batch") or _default_batch(method, length, counts, said)
         changes["learning_rate"] = options.get("learning_rate") or LEARNING_RATE[method]
         changes |= {name: options[name] for name in ("dataset", "tokenizer", "optimizer") if options.get(name)}
         said += _said_of_schedule(options, method)
@@ -121,15 +123,18 @@ def _default_length(model: ModelSpec, said: list[str]) -> int:
     return length
 
 
-def _default_batch(method: str, length: int, cluster: ClusterSpec, said: list[str]) -> int:
-    """A usual number of sequences per step, made divisible by the number of GPUs where it can be."""
-    gpus = cluster.num_gpus
+def _default_batch(method: str, length: int, counts: tuple[int, ...], said: list[str]) -> int:
+    """A usual number of sequences per step, made divisible by every number of GPUs where it can be."""
+    gpus = max(counts)
     if method == "full":
         tokens = PRETRAIN_BATCH_TOKENS if gpus <= 1024 else LARGE_PRETRAIN_BATCH_TOKENS
         batch = max(tokens // length, 1)
     else:
         batch = ADAPTER_BATCH_SEQUENCES
-    odd_part = gpus // (gpus & -gpus)
-    batch = -(-batch // gpus) * gpus if gpus <= batch else -(-batch // odd_part) * odd_part
+    together = math.lcm(*counts)
+    if together > batch and len(counts) > 1:
+        together = gpus
+    odd_part = together // (together & -together)
+    batch = -(-batch // together) * together if together <= batch else -(-batch // odd_part) * odd_part
     said.append(f"global batch {batch} sequences ({format_count(batch * length)} tokens; no --global-batch given)")
     return batch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
 @click.option(
     "--objective", type=click.Choice(["throughput", "memory", "cost"]), default="throughput", show_default=True
 )
+@click.option(
+    "--compute-optimal",
+    metavar="BUDGET",
+    help="Size and tokens that a budget trains best: 1e24 (FLOP), '3640 PF-days', '2000 GPU-days'.",
+)
 @click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="How many layouts to show.")
 @click.option("--pick", type=click.IntRange(min=1), default=1, show_default=True, help="Which rank --out writes.")
 @click.option("--explain", is_flag=True, help="Show the formula and values behind every number.")
@@ -36,11 +42,26 @@ def command(**options: Any) -> None:
     toolkit plan --params 7B --gpus 64
     toolkit plan --model ./config.json --gpus 8x8 --accelerator h100 --explain
     toolkit plan --recipe tiny --cluster local-cpu --gpus 2 --out demo
+    toolkit plan --params 70B --gpus 64..2048 --tokens 1T --price-per-gpu-hour 2.5
+    toolkit plan --compute-optimal 1e24 --gpus 1024
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's pool costs more CPU than the search
+    more: dict[str, Any] = {}
+    notes: tuple[str, ...] = ()
+    if options["compute_optimal"] is not None:
+        from toolkit.cli import compute_optimal
+
+        options, optimum = compute_optimal.chosen(options)
+        more, notes = {"compute_optimal": optimum.document()}, compute_optimal.notes(optimum)
+    if options["gpus"] and _several(options["gpus"]):
+        from toolkit.cli.sweep import run
+
+        run(options, more, notes)
+        return
     from toolkit.cli.request import build
 
     asked = build(options)
+    asked = replace(asked, assumptions=(*notes, *asked.assumptions))
     plans, result = plan(asked, max(options["top"], options["pick"]))
     if plans and options["pick"] > len(plans):
         raise ToolkitError(f"--pick {options['pick']}: there are {len(plans)} plans", remedy="pick one of those")
@@ -48,11 +69,20 @@ def command(**options: Any) -> None:
         write(plans[options["pick"] - 1], options["out"], options["force"])
     shown = plans[: options["top"]]
     if options["as_json"]:
-        click.echo(json.dumps(_document(asked, result, shown), indent=2, allow_nan=False))
+        click.echo(json.dumps(_document(asked, result, shown) | more, indent=2, allow_nan=False))
     elif plans:
-        _print(asked, result, shown, options)
+        _print(asked, result, shown, options, more)
     if not plans:
         raise no_plan(asked, result)
+
+
+def _several(gpus: str) -> bool:
+    """Whether --gpus gives several counts; most commands give one, and need not import what reads them."""
+    if not any(mark in gpus for mark in ("..", ",", "\u2026")):
+        return False
+    from toolkit.gpu_ranges import is_several
+
+    return is_several(gpus)
 
 
 def plan(asked: Asked, top: int) -> tuple[list[Plan], SearchResult]:
@@ -67,6 +97,8 @@ def plan(asked: Asked, top: int) -> tuple[list[Plan], SearchResult]:
 def _document(asked: Asked, result: SearchResult, plans: list[Plan]) -> dict[str, Any]:
     from toolkit.estimate.parameters import count_parameters
     from toolkit.report.document import plans_document
+    from toolkit.report.sweep import pareto
+    from toolkit.search.pareto import front
 
     counts = count_parameters(asked.request.model)
     candidates = {
@@ -75,23 +107,36 @@ def _document(asked: Asked, result: SearchResult, plans: list[Plan]) -> dict[str
         "seconds": result.seconds,
         "eliminated": result.eliminated,
     }
-    return plans_document(asked.request, (counts.total, counts.active), asked.assumptions, candidates, plans)
+    document = plans_document(asked.request, (counts.total, counts.active), asked.assumptions, candidates, plans)
+    return document | {"pareto": pareto(front(asked.request, result), asked.request.workload)}
 
 
-def _print(asked: Asked, result: SearchResult, plans: list[Plan], options: dict[str, Any]) -> None:
+def _print(
+    asked: Asked, result: SearchResult, plans: list[Plan], options: dict[str, Any], more: dict[str, Any]
+) -> None:
     from toolkit.estimate.parameters import count_parameters
-    from toolkit.report import terminal
+    from toolkit.report import runs, terminal
 
     out = terminal.console()
     request, best = asked.request, plans[0]
     counts = count_parameters(request.model)
+    if "compute_optimal" in more:
+        from toolkit.report import scaling_laws
+
+        scaling_laws.laws(out, more["compute_optimal"])
     terminal.heading(out, request.model, counts.total, counts.active, request.cluster, request.workload)
     terminal.plans_table(out, plans)
     terminal.reasons(out, "why plan 1", best.reason)
     terminal.error_bars(out, "80 % intervals of plan 1", best)
     terminal.memory_bars(out, best)
-    terminal.run_total(out, best)
-    terminal.reasons(out, "assumed", [*asked.assumptions, *_calibration_note(asked)])
+    runs.run_total(out, best)
+    assumed = (*asked.assumptions, *runs.resilience_assumptions(best), *calibration_note(asked))
+    terminal.reasons(out, "assumed", assumed)
+    if options["explain"] or request.objective != "throughput":
+        from toolkit.report import sweep
+        from toolkit.search.pareto import front
+
+        sweep.front(out, front(request, result), options["top"], request.workload)
     if options["explain"]:
         _explain(out, asked, result, best)
     else:
@@ -102,7 +147,8 @@ def _print(asked: Asked, result: SearchResult, plans: list[Plan], options: dict[
         )
 
 
-def _calibration_note(asked: Asked) -> list[str]:
+def calibration_note(asked: Asked) -> list[str]:
+    """How much of the calibration nobody measured."""
     assumed = sum(c.status == "assumed" for c in asked.calibration.coefficients.values())
     return [
         f"calibration '{asked.calibration.name}': {assumed} of {len(asked.calibration.coefficients)} "

@@ -5,7 +5,11 @@ from __future__ import annotations
 from toolkit.cli.intervals import intervals_of
 from toolkit.cli.request import Asked
 from toolkit.estimate.parameters import count_parameters
+from toolkit.estimate.resilience import resilience
 from toolkit.plan import Plan
+from toolkit.recipe import planned_steps
+from toolkit.registry.reliability import reliability_of
+from toolkit.resilience import ResilienceEstimate
 from toolkit.search.advice import advice
 from toolkit.search.planner import Choice, SearchResult
 from toolkit.search.reasons import reasons
@@ -33,12 +37,30 @@ def plan_of(asked: Asked, choice: Choice, reason: tuple[str, ...]) -> Plan:
         step=estimate.step,
         step_interval80=step_interval,
         memory_interval80=memory_interval,
+        resilience=_resilience(asked, choice),
         memory_limit_bytes=choice.limit_bytes,
         total_parameters=counts.total,
         active_parameters=counts.active,
         reason=reason,
         assumptions=asked.assumptions,
         calibration=asked.calibration.name,
+    )
+
+
+def _resilience(asked: Asked, choice: Choice) -> ResilienceEstimate | None:
+    """The checkpoint interval that suits the cluster's failures, and what to expect of the run."""
+    request = asked.request
+    known = reliability_of(request.cluster)
+    if known is None:
+        return None
+    return resilience(
+        request.model,
+        request.workload,
+        choice.strategy.framework,
+        request.cluster.num_gpus,
+        choice.estimate.step.seconds,
+        known,
+        planned_steps(asked.contract),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from toolkit.calibration import Calibration
 from toolkit.cli.contract import contract_of
-from toolkit.cli.options import pins_of
+from toolkit.cli.options import MOST_PRICE, pins_of
 from toolkit.cluster import ClusterSpec
 from toolkit.errors import Problems, ToolkitError
 from toolkit.model import ModelSpec
@@ -59,6 +59,7 @@ def build(options: dict[str, Any]) -> Asked:
                     accelerator=options.get("accelerator"),
                     gpus_per_node=options.get("gpus_per_node"),
                 )
+                cluster = priced(cluster, options)
                 said += (*cluster.notes, *assumptions(cluster))
             except ToolkitError as error:
                 problems.absorb(error)
@@ -99,6 +100,22 @@ def build(options: dict[str, Any]) -> Asked:
         calibration=calibration,
         name=recipe.name if recipe else model.name,
         options=options,
+    )
+
+
+def priced(cluster: ClusterSpec, options: dict[str, Any]) -> ClusterSpec:
+    """The cluster with the price that the command gives; raises ToolkitError for one that is no number."""
+    import msgspec
+
+    price = options.get("price_per_gpu_hour")
+    if price is None:
+        return cluster
+    if not 0.0 < price <= MOST_PRICE:
+        raise ToolkitError(
+            f"--price-per-gpu-hour {price} is no price", remedy="write a number above 0, for example 2.5"
+        )
+    return msgspec.structs.replace(
+        cluster, accelerator=msgspec.structs.replace(cluster.accelerator, price_per_hour=float(price))
     )
 
 

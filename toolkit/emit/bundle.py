@@ -86,6 +86,14 @@ def commands(plan: Plan, directory: str) -> str:
         start = f"accelerate launch --config_file {file('accelerate.yaml')}{ranks} -m recipes.{plan.program}.train"
         paragraphs.append(("With accelerate", f"{start} --plan {file('plan.json')}{more} --output-dir {file('run')}"))
     paragraphs.append(("Again, after editing plan.json", f"toolkit emit {file('plan.json')} --out DIR"))
+    if plan.resilience is not None:
+        steps = plan.resilience.checkpoint_steps
+        paragraphs.append(
+            (
+                f"Checkpoints are written every 500 steps; every {steps:,} lose least to failures",
+                f"--save-steps {steps}",
+            )
+        )
     ending = (
         "\nArguments after a script's name go to the program. The run is written to "
         f"{file('run')} and resumes from there; a stop request is the file STOP in it, or SIGUSR1.\n"

@@ -47,6 +47,8 @@ _WORDS = {
     "host_memory_bytes": "host memory",
     "host_cores": "host cores",
     "storage_bandwidth_bytes_per_second": "storage bandwidth",
+    "gpu_seconds_per_failure": "failure rate",
+    "restart_seconds": "time of a restart",
     "bandwidth_bytes_per_second": "bandwidth",
     "latency_seconds": "latency",
 }
@@ -234,6 +236,8 @@ def _cut(parts: _Parts, request: GpuRequest, asked_per_node: int) -> ClusterSpec
         host_memory_bytes=memory * GIB * share,
         host_cores=int(cores * share),
         storage_bandwidth_bytes_per_second=file.storage_gb_per_second * GB,
+        gpu_seconds_per_failure=file.gpu_hours_per_failure * 3600.0,
+        restart_seconds=file.restart_minutes * 60.0,
         site=file.site,
         source=file.source or parts.where,
         sources=sources,

@@ -36,6 +36,8 @@ FIELD_OF_KEY = {
     "host_memory_gib": "host_memory_bytes",
     "host_cores": "host_cores",
     "storage_gb_per_second": "storage_bandwidth_bytes_per_second",
+    "gpu_hours_per_failure": "gpu_seconds_per_failure",
+    "restart_minutes": "restart_seconds",
 }
 _BANDWIDTH_KEYS = (
     "gb_per_second_per_gpu",
@@ -106,6 +108,8 @@ class ClusterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     host_memory_gib: float = 0.0
     host_cores: int = 0
     storage_gb_per_second: float = 0.0
+    gpu_hours_per_failure: float = 0.0
+    restart_minutes: float = 0.0
     price_per_gpu_hour: float = 0.0
     intra_node: LinkFile | None = None
     inter_node: LinkFile | None = None
@@ -183,6 +187,7 @@ def check_cluster(file: ClusterFile, where: str) -> None:
             where,
             file,
             *("host_memory_gib", "host_cores", "storage_gb_per_second", "price_per_gpu_hour"),
+            *("gpu_hours_per_failure", "restart_minutes"),
         )
         for key, choices in (
             ("gpu_request", ("gpus-per-node", "gres", "none")),

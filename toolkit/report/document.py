@@ -9,7 +9,8 @@ import msgspec
 from toolkit import strategy as strategies
 from toolkit.estimates import AXES, CommunicationEstimate, HostMemoryEstimate, MemoryEstimate
 from toolkit.interval import Interval
-from toolkit.plan import SCHEMA, Plan, whole_run
+from toolkit.plan import SCHEMA, Plan
+from toolkit.whole_run import whole_run
 
 
 def memory(estimate: MemoryEstimate, limit_bytes: float) -> dict[str, float]:
@@ -55,6 +56,7 @@ def plan_element(plan: Plan, rank: int) -> dict[str, Any]:
         "communication": communication(plan.communication),
         "step": msgspec.structs.asdict(plan.step) | {"interval80": interval(plan.step_interval80, "seconds")},
         "whole_run": msgspec.to_builtins(whole_run(plan)),
+        "resilience": msgspec.to_builtins(plan.resilience),
         "reason": list(plan.reason),
     }
 

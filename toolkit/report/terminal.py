@@ -14,7 +14,7 @@ from rich.text import Text
 from toolkit.equation import Step
 from toolkit.estimates import AXES, CommunicationEstimate
 from toolkit.interval import Interval
-from toolkit.plan import Plan, whole_run
+from toolkit.plan import Plan
 from toolkit.strategy import describe
 from toolkit.units import format_bytes, format_count, format_seconds
 
@@ -132,18 +132,6 @@ def memory_bars(out: Console, plan: Plan) -> None:
         out.print(f"  host memory of a node: {format_bytes(host)}{of}", markup=False)
 
 
-def run_total(out: Console, plan: Plan) -> None:
-    """Days, GPU-hours and price of the whole run, where its length is known."""
-    run = whole_run(plan)
-    if run is not None:
-        price = f", {run.cost:,.0f} at {plan.cluster.accelerator.price_per_hour:g} a GPU-hour" if run.cost else ""
-        out.print(
-            f"the whole run, uninterrupted: {run.steps:,} steps, {format_count(run.tokens)} tokens, "
-            f"{format_seconds(run.seconds)}, {run.gpu_hours:,.1f} GPU-hours{price}",
-            markup=False,
-        )
-
-
 def step_parts(out: Console, plan: Plan) -> None:
     """Where the time of a step goes."""
     step = plan.step
@@ -166,10 +154,10 @@ def reasons(out: Console, title: str, sentences: Iterable[str]) -> None:
     if sentences:
         out.print(Text(title, style="bold"))
         for sentence in sentences:
-            out.print(_hanging(sentence, out.width), markup=False, soft_wrap=True)
+            out.print(paragraph(sentence, out.width), markup=False, soft_wrap=True)
 
 
-def _hanging(text: str, width: int, first: str = "  - ", indent: int = 4) -> str:
+def paragraph(text: str, width: int, first: str = "  - ", indent: int = 4) -> str:
     """A paragraph whose further lines are indented; options such as --cluster are not broken."""
     return textwrap.fill(
         text,
@@ -222,7 +210,7 @@ def equations(out: Console, title: str, steps: Iterable[Step], shown: set[str]) 
     if found:
         out.print(Text(f"\n{title}", style="bold"))
     for head, evaluations in found.items():
-        lines = (_hanging(line, out.width, "      = ", 10) for line in evaluations)
+        lines = (paragraph(line, out.width, "      = ", 10) for line in evaluations)
         out.print("\n".join((head, *lines)), markup=False, soft_wrap=True)
 
 
@@ -237,7 +225,7 @@ def axes(out: Console, sent: CommunicationEstimate) -> None:
 def sums(out: Console, what: str, parts: dict[str, str], total: str) -> None:
     """How the parts make the figure that the plan shows."""
     line = f"{what}: {' + '.join(f'{name} {value}' for name, value in parts.items())} = {total}"
-    out.print(_hanging(line, out.width, "  ", 4), markup=False, soft_wrap=True)
+    out.print(paragraph(line, out.width, "  ", 4), markup=False, soft_wrap=True)
 
 
 def _result(step: Step) -> str:

@@ -1,0 +1,66 @@
+"""What the whole run takes: days, GPU-hours and price, uninterrupted and with the failures to expect."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from toolkit.plan import Plan
+from toolkit.report.terminal import paragraph
+from toolkit.units import format_bytes, format_count, format_seconds
+from toolkit.whole_run import whole_run
+
+UNKNOWN = "unknown"
+
+
+def money(value: float | None) -> str:
+    """A sum in the currency of the price, or that it is not known."""
+    if value is None:
+        return UNKNOWN
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def run_total(out: Console, plan: Plan) -> None:
+    """Days, GPU-hours and price of the whole run, where its length is known."""
+    run, expected = whole_run(plan), plan.resilience
+    if run is None:
+        return
+    price = plan.cluster.accelerator.price_per_hour
+    cost = f"{money(run.cost)} at {price:g} a GPU-hour" if price else "cost unknown (no --price-per-gpu-hour)"
+    out.print(
+        f"the whole run, uninterrupted: {run.steps:,} steps, {format_count(run.tokens)} tokens, "
+        f"{format_seconds(run.seconds)}, {run.gpu_hours:,.1f} GPU-hours, {cost}",
+        markup=False,
+    )
+    if expected is None:
+        return
+    if run.expected_seconds is None or run.interruptions is None:
+        out.print(
+            f"  a failure every {format_seconds(expected.failure_interval_seconds)}, and a checkpoint takes "
+            f"{format_seconds(expected.checkpoint_seconds)}: this run would hardly end",
+            markup=False,
+        )
+        return
+    paid = f", {money(run.expected_cost)}" if price else ""
+    out.print(
+        paragraph(
+            f"with failures: {format_seconds(run.expected_seconds)}, {run.expected_gpu_hours or 0.0:,.1f} "
+            f"GPU-hours{paid}; {_number(run.interruptions)} interruptions, one in "
+            f"{format_seconds(expected.failure_interval_seconds)}; goodput {expected.goodput:.1%} with a checkpoint of "
+            f"{format_bytes(expected.checkpoint_bytes)} every {expected.checkpoint_steps:,} steps "
+            f"({format_seconds(expected.checkpoint_steps * plan.step.seconds)}), written in "
+            f"{format_seconds(expected.checkpoint_seconds)}",
+            out.width,
+            "  ",
+        ),
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def resilience_assumptions(plan: Plan) -> tuple[str, ...]:
+    """What the run's expectations rest on; nothing where the run has no known length, so that none are shown."""
+    return plan.resilience.assumptions if plan.resilience and whole_run(plan) else ()
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
