@@ -44,8 +44,9 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     # how tokens travel to experts. alltoall: every copy by itself; deepep: once to each node (DeepEP, HybridEP)
     expert_dispatch: str = "alltoall"
     launch_blocking: bool = False  # CUDA_LAUNCH_BLOCKING=1: the host waits for every kernel, nothing runs beside it
-    # what computes layers and loss. default: what the framework of the strategy brings; fused: norms, activations and
-    # the loss by compiled or hand-written kernels; megatron: Megatron's layers under another framework's sharding
+    # what computes layers and loss. default: what the framework of the strategy brings; loss: the loss alone is fused;
+    # fused: norms, activations and the loss by compiled or hand-written kernels; megatron: Megatron's layers under
+    # another framework's sharding
     kernels: str = "default"
     # default: the framework's own; bf16: weights, gradients and optimizer states in 16 bits, no float32 anywhere
     # (PyTorch's DDP and FSDP only); fp8: matrices in 8 bits alone, without a 16-bit copy (Megatron's fp8_param_gather)

@@ -261,9 +261,9 @@ def test_offload_costs_copies_and_host_time() -> None:
     assert 0.0 < seconds[1][1] < seconds[2][1]
 
 
-@pytest.mark.parametrize(("method", "low", "high"), [("lora", 0.6, 0.8), ("qlora", 0.65, 1.0)])
+@pytest.mark.parametrize(("method", "low", "high"), [("lora", 0.6, 0.95), ("qlora", 0.65, 1.1)])
 def test_adapters_save_the_gradient_of_the_base(method: str, low: float, high: float) -> None:
-    """4N + attention instead of 6N + attention; QLoRA unpacks its weights besides."""
+    """4N + attention instead of 6N + attention; adapters move bytes, QLoRA unpacks its weights besides."""
     strategy = Strategy(framework="deepspeed", dp=8, dp_shard=8, zero_stage=2, micro_batch_size=4)
     full = timed(llama(), cluster(8), Workload(global_batch_size=32), strategy)[1]
     adapted = timed(llama(), cluster(8), Workload(global_batch_size=32, method=method), strategy)[1]

@@ -99,12 +99,17 @@ def test_memory_of_the_last_rank() -> None:
 @pytest.mark.parametrize(
     ("words", "framework", "compiled", "expected"),
     [
-        ("Composer/llm-foundry FSDP", "fsdp", False, "fused"),
+        ("Composer/llm-foundry FSDP", "fsdp", False, "loss"),
         ("torchtitan FSDP2", "fsdp", True, "fused"),
         ("torchtitan FSDP2", "fsdp", False, "default"),
         ("Megatron-LM CI (dev)", "fsdp", False, "megatron"),
         ("Megatron-LM CI (dev)", "megatron", True, "default"),
         ("DeepSpeed", "deepspeed", True, "default"),
+        ("Megatron-DeepSpeed", "deepspeed", False, "megatron"),
+        ("MaxText 25.01", "fsdp", False, "fused"),
+        ("NeMo AutoModel (PyTorch)", "fsdp", False, "fused"),
+        ("LLaMA-Factory Unsloth+FA2", "ddp", False, "fused"),
+        ("LLaMA-Factory HF+FA2", "ddp", False, "default"),
     ],
 )
 def test_kernels(words: str, framework: str, compiled: bool, expected: str) -> None:
@@ -122,6 +127,7 @@ def test_kernels(words: str, framework: str, compiled: bool, expected: str) -> N
         ("torchtitan FSDP2", "fa3", 3),
         ("Megatron-LM", "1", 2),
         ("Megatron-Core (Pai-Megatron-Patch)", "1", 0),
+        ("NeMo AutoModel (PyTorch)", "", 3),
         ("LLaMA-Factory HF+FA2", "flash_attention_2", 2),
     ],
 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from toolkit.equation import equation
-from toolkit.estimate.layer_bytes import Kernels, kernels
+from toolkit.estimate.layer_bytes import FUSED_LOSS, Kernels, kernels
 from toolkit.estimate.layout import Stage, Tables, padded_vocabulary
 from toolkit.estimate.recomputation import partly_recomputed_bytes, recomputed_share
 from toolkit.model import ModelSpec
@@ -172,7 +172,7 @@ def _logits(
     vocabulary = padded_vocabulary(model.vocab_size, strategy.framework, strategy.tp)
     if workload.fused_cross_entropy and strategy.framework != "megatron":
         return chunked_logits_bytes(tokens, model.hidden_size, vocabulary), 0.0 * tokens
-    if workload.kernels == "fused" and strategy.framework != "megatron":
+    if workload.kernels in FUSED_LOSS and strategy.framework != "megatron":
         return fused_logits_bytes(tokens, vocabulary, k.compute, 1.0), 0.0 * tokens
     if strategy.framework == "megatron" or workload.kernels == "megatron":
         return vocabulary_parallel_logits_bytes(tokens, vocabulary, k.compute, strategy.tp), 0.0 * tokens

@@ -21,7 +21,8 @@ from toolkit.estimate.precision import pure, value_bytes
 from toolkit.model import ModelSpec
 from toolkit.workload import Workload
 
-KERNELS = ("default", "fused", "megatron")  # of a workload
+KERNELS = ("default", "loss", "fused", "megatron")  # of a workload
+FUSED_LAYERS, FUSED_LOSS = ("fused", "megatron"), ("loss", "fused")
 # Tensors of the MLP's width that eager modules of transformers 5.24 keep; composed functions keep their steps.
 EAGER_UNGATED = {"gelu_new": 5.0, "gelu_fast": 6.0, "quick_gelu": 4.0, "relu": 1.0, "relu2": 2.0}
 # RMSNorms that multiply by their weight in float32, so that the float32 product is kept, not a 16-bit one.
@@ -83,7 +84,7 @@ def kernels(model: ModelSpec, workload: Workload, framework: str) -> Kernels:
         raise ToolkitError(f"unknown kernels {workload.kernels!r}", remedy=f"known: {', '.join(KERNELS)}")
     b = value_bytes(workload)
     stream = 4.0 if framework == "ddp" and not pure(workload, framework) else b
-    if framework == "megatron" or workload.kernels != "default":
+    if framework == "megatron" or workload.kernels in FUSED_LAYERS:
         inputs = 1.0 if workload.precision == "fp8" else b
         return Kernels(b, stream, inputs, stream, b, False, 2.0 * b + inputs, b + inputs, b, False, False, inputs / b)
     trained = workload.method == "full"

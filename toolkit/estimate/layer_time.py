@@ -1,8 +1,8 @@
 """Equations T4, T14 and T15: seconds of one average layer and of the head, for one micro batch on one GPU.
 
 Matrix products (``layer_products``) and attention run at their reached rates, element-wise operations at memory
-bandwidth. Megatron's kernels are fused, eager PyTorch moves more bytes (calibration ``unfused_traffic``); in small
-models the host that issues the kernels is the slower one (``host_layer_seconds_*``).
+bandwidth. Megatron's kernels are fused, eager PyTorch moves more bytes (``layer_elementwise``); in small models the
+host that issues the kernels is the slower one (``host_layer_seconds_*``).
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from toolkit.calibration import Calibration
 from toolkit.equation import equation
+from toolkit.estimate.layer_bytes import FUSED_LOSS
+from toolkit.estimate.layer_elementwise import adapter_traffic, elementwise, elementwise_bytes
 from toolkit.estimate.layer_products import product_seconds
 from toolkit.estimate.matmul import Rates
 from toolkit.estimate.precision import value_bytes
@@ -41,15 +43,6 @@ def launch_bound(device: Number, host: float, blocking: bool = False) -> Number:
     return device + host if blocking else maximum(device, host)
 
 
-@equation("T14", "tokens*(whole/shared + sharded/tp)")
-def elementwise_bytes(tokens: Number, whole: float, sharded: float, shared: Number, tp: Number) -> Number:
-    """Bytes of norms, residuals (divided only under sequence parallelism), activations, rotary positions.
-
-    Source: Korthikanti et al. 2022, arXiv 2205.05198, section 4.2, for what sequence parallelism divides.
-    """
-    return tokens * (whole / shared + sharded / tp)
-
-
 def layer_seconds(work: LayerWork, rate: Rates, workload: Workload, s: Strategy, c: Calibration) -> LayerSeconds:
     """Seconds of the average layer and of the head for one micro batch on one GPU."""
     each = value_bytes(workload)
@@ -59,10 +52,9 @@ def layer_seconds(work: LayerWork, rate: Rates, workload: Workload, s: Strategy,
     shared = where(s.sequence_parallel, s.tp, 1)
     linear, linear_backward, gradient, weights = product_seconds(work, rate, workload, s, c, tokens)
 
-    whole_forward, sharded_forward, whole_backward, sharded_backward = _elementwise(work, workload, each, fused)
-    factor = 1.0 if fused else c["unfused_traffic"]
-    element_forward = factor * elementwise_bytes(tokens, whole_forward, sharded_forward, shared, s.tp) / memory
-    element_backward = factor * elementwise_bytes(tokens, whole_backward, sharded_backward, shared, s.tp) / memory
+    moved = elementwise(work, workload, s.framework)
+    element_forward = elementwise_bytes(tokens, moved.whole_forward, moved.sharded_forward, shared, s.tp) / memory
+    element_backward = elementwise_bytes(tokens, moved.whole_backward, moved.sharded_backward, shared, s.tp) / memory
 
     core_flop = tokens * work.attention_flop / s.tp
     core = core_flop / rate.attention_forward
@@ -78,10 +70,13 @@ def layer_seconds(work: LayerWork, rate: Rates, workload: Workload, s: Strategy,
     forward = linear + element_forward + core + scanned
     backward = linear_backward + element_backward + core_backward + scanned_backward
     if workload.method != "full":
-        # adapters read and write the widths of the frozen base
-        sharded, whole = work.sharded_inputs + work.sharded_outputs, work.whole_inputs + work.whole_outputs
-        adapters = each * tokens * (sharded / s.tp + whole) / memory
-        forward, backward = forward + adapters, backward + 2.0 * adapters
+        inputs, outputs = (
+            work.sharded_inputs / s.tp + work.whole_inputs,
+            work.sharded_outputs / s.tp + work.whole_outputs,
+        )
+        adapted = adapter_traffic(workload, s.framework)
+        forward = forward + tokens * (adapted.inputs_forward * inputs + adapted.outputs_forward * outputs) / memory
+        backward = backward + tokens * (adapted.inputs_backward * inputs + adapted.outputs_backward * outputs) / memory
     if workload.method == "qlora":
         unpack = weights * c["dequantization_bytes"] / memory
         forward, backward = forward + unpack, backward + unpack
@@ -107,30 +102,6 @@ def _scan_seconds(
     return products + traffic, 2.5 * products + 2.5 * traffic
 
 
-def _elementwise(work: LayerWork, workload: Workload, each: float, fused: bool) -> tuple[float, float, float, float]:
-    """Bytes per token of one layer: whole and sharded, forward and backward (reads and writes of fused kernels).
-
-    The factors count operands: each residual reads two tensors and writes one, a norm reads and writes one
-    (five in its backward), tokens move to experts and back by a read and a write each. Not measured: assumed; the
-    calibration ``memory_fraction`` takes up what they miss.
-    """
-    # a kernel of its own reads, writes and keeps a mask of a byte; beside bias and residual the mask alone is new
-    kept = 1.0 if fused else 2.0 * each + 1.0
-    dropout = 2.0 * work.hidden * kept if workload.dropout else 0.0
-    residual = work.residuals * 3.0 * work.hidden * each
-    norm = work.norms * work.hidden * each
-    gate = 1.0 + work.gated
-    act = work.dense_activation_width * each + work.experts_per_token * work.expert_activation_width * each
-    rotary = 2.0 * work.rotary_width * each
-    permute = work.expert_fraction * work.experts_per_token * work.hidden * each * 4.0
-    return (
-        residual + 2.0 * norm + dropout,
-        (gate + 1.0) * act + rotary + permute,
-        residual + 5.0 * norm + dropout,
-        (2.0 * gate + 1.0) * act + rotary + permute,
-    )
-
-
 @equation("T15", "6*tokens*W/tp/rate + logits/bandwidth")
 def head_seconds(
     tokens: Number, weights: float, tp: Number, rate: float, logits_bytes: Number, memory: float
@@ -146,7 +117,7 @@ def _head_seconds(
     work: LayerWork, rate: Rates, workload: Workload, s: Strategy, tokens: Number, memory: float
 ) -> Number:
     # over fp32 logits, eager: cast, maximum, exponent, sum, gradient; counted from the operations: assumed
-    passes = 2.0 if workload.fused_cross_entropy else 7.0
+    passes = 2.0 if workload.fused_cross_entropy or workload.kernels in FUSED_LOSS else 7.0
     logits = tokens * work.vocabulary / s.tp * 4.0 * passes
     trained = 1.0 if workload.method == "full" else 2.0 / 3.0
     return head_seconds(tokens, work.head_weights * trained, s.tp, rate.head, logits, memory)

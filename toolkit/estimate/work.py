@@ -24,6 +24,9 @@ from toolkit.estimate.scan import scan
 from toolkit.model import ModelSpec
 from toolkit.workload import Workload
 
+NO_ROTARY = ("mpt", "bloom")  # families with linear biases of attention (ALiBi) instead
+COMPOSED = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh_python")  # activations of several operators in transformers
+
 
 class LayerWork(msgspec.Struct, frozen=True, kw_only=True):
     """Per average layer. Widths are elements per token that enter and leave matrix products."""
@@ -51,13 +54,16 @@ class LayerWork(msgspec.Struct, frozen=True, kw_only=True):
     score_elements: float  # eager attention: elements of the score matrix per token
     query_width: float  # queries and what attention makes of them
     key_value_width: float
-    rotary_width: float
+    rotary_width: float  # 0 where positions are learned, or biases of attention
     dense_activation_width: float
     expert_activation_width: float  # per chosen expert
     scan_flop: float  # chunked state-space scans, forward, per token
     scan_bytes: float
     residuals: float  # additions to the residual stream
     norms: float
+    head_norm_width: float  # normed queries and keys
+    native_norm: float  # 1 where PyTorch has one kernel for it: LayerNorm
+    composed_activation: float  # 1 where an eager activation is made of several operators
     gated: float
     head_weights: float
     vocabulary: float
@@ -89,6 +95,7 @@ def layer_work(model: ModelSpec, workload: Workload) -> LayerWork:
         key_values = float(model.num_attention_heads * (key_dim + model.v_head_dim))
     mlps = model.layer_mlps
     scans = scan(model, value_bytes(workload))
+    rotary = attention / count * (model.num_attention_heads + model.num_key_value_heads) * float(key_dim)
     layers = parameters.layers
     return LayerWork(
         layers=model.num_hidden_layers,
@@ -119,7 +126,7 @@ def layer_work(model: ModelSpec, workload: Workload) -> LayerWork:
         score_elements=attention / count * model.num_attention_heads * float(workload.sequence_length),
         query_width=attention / count * model.num_attention_heads * float(key_dim + value_dim),
         key_value_width=attention / count * key_values,
-        rotary_width=attention / count * (model.num_attention_heads + model.num_key_value_heads) * float(key_dim),
+        rotary_width=0.0 if model.learned_positions or model.model_type in NO_ROTARY else rotary,
         dense_activation_width=(
             mlps.count("D") * model.intermediate_size + mlps.count("E") * model.shared_expert_intermediate_size
         )
@@ -130,6 +137,9 @@ def layer_work(model: ModelSpec, workload: Workload) -> LayerWork:
         residuals=sum((mixer != "-") + (mlp != "-") for mixer, mlp in zip(model.layer_mixers, mlps, strict=True))
         / count,
         norms=float(model.norms_per_layer),
+        head_norm_width=0.0 if model.qk_norm == "none" else rotary,
+        native_norm=1.0 if model.norm_bias or model.unbiased_layer_norm else 0.0,
+        composed_activation=1.0 if model.hidden_act in COMPOSED else 0.0,
         gated=1.0 if model.gated_mlp else 0.0,
         head_weights=table[-1].elements,
         vocabulary=float(model.vocab_size),

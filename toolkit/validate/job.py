@@ -21,8 +21,8 @@ vocab                  that of the registered model; else 51,200, GPT-2's padded
 interconnect           the usual node of the card
 flash_attn             off on cards before Ampere and in Megatron-DeepSpeed (an option there); else on
 flash_attn, which      the first generation in llm-foundry, cuDNN's with Transformer Engine; else the framework's own
-kernels (no column)    Megatron's for Megatron under FSDP or DeepSpeed; fused for Composer, llm-foundry, NeMo AutoModel,
-                       Unsloth, JAX and compiled runs; else its own
+kernels (no column)    Megatron's for Megatron under FSDP or DeepSpeed; fused for NeMo AutoModel, Unsloth, JAX and
+                       compiled runs; a fused loss for Composer and llm-foundry; else its own
 weights (no column)    bf16 for torchtune and where precision is "bf16-true"; else its own
 gradients (no column)  summed in bf16 in the benchmarks of NeMo and Megatron-Bridge; else the framework's own
 dropout (no column)    on for a GPT under Megatron-LM without rotary positions (its default is 0.1); else off

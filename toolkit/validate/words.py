@@ -74,17 +74,18 @@ def framework_of(words: str, zero: str, model_parallel: bool, gpus: int) -> str:
 def kernels_of(words: str, framework: str, compiled: bool) -> str:
     """Whose kernels compute layers and loss, where the framework that shards (``framework``) does not bring them.
 
-    Composer and llm-foundry default to flash-attn's fused cross entropy, on layers that keep what fused ones do
-    (``loss_fn: fused_crossentropy``, low-precision LayerNorm); NeMo AutoModel takes Transformer Engine, Unsloth
-    is kernels in Triton; XLA fuses whatever JAX runs, and a run that is compiled compiles its loss too
-    (``build_cross_entropy_loss`` of torchtitan). Megatron-FSDP, and Megatron-DeepSpeed under ZeRO-2 and 3, shard
-    Megatron's layers.
+    Composer and llm-foundry default to flash-attn's fused cross entropy (``loss_fn: fused_crossentropy``); NeMo
+    AutoModel takes Transformer Engine, Unsloth is kernels in Triton; XLA fuses whatever JAX runs, and a run that is
+    compiled compiles its loss too (``build_cross_entropy_loss`` of torchtitan). Megatron-FSDP, and Megatron-DeepSpeed
+    under ZeRO-2 and 3, shard Megatron's layers.
     """
     name = words.casefold()
     if framework in ("deepspeed", "fsdp") and re.search(_MEGATRON, name):
         return "megatron"
-    if framework in ("ddp", "fsdp") and (compiled or re.search(rf"{_COMPOSER}|{_JAX}|{_OWN_KERNELS}", name)):
+    if framework in ("ddp", "fsdp") and (compiled or re.search(rf"{_JAX}|{_OWN_KERNELS}", name)):
         return "fused"
+    if framework in ("ddp", "fsdp") and re.search(_COMPOSER, name):
+        return "loss"
     return "default"
 
 
