@@ -65,7 +65,7 @@ def test_bf16_alone_takes_eight_bytes_a_parameter() -> None:
 @pytest.mark.parametrize(
     ("changes", "framework", "words"),
     [
-        ({"weights": "bf16"}, "deepspeed", "not modelled"),
+        ({"weights": "bf16"}, "megatron", "not modelled"),
         ({"weights": "bf16", "precision": "fp32"}, "ddp", "not modelled"),
         ({"weights": "fp4"}, "ddp", "unknown weights"),
     ],

@@ -165,7 +165,7 @@ def test_attention(changes: dict[str, object], attention: str) -> None:
 
 def test_methods_optimizers_and_dropout() -> None:
     assert job(task="lora").workload.method == "lora" and job(task="sft").workload.method == "full"
-    kinds = {"": "adamw", "PagedAdamW": "adamw", "AdamW8bit": "adamw_8bit", "muon": "muon", "SGD": "sgd"}
+    kinds = {"": "adamw", "PagedAdamW": "adamw_paged", "AdamW8bit": "adamw_8bit", "muon": "muon", "SGD": "sgd"}
     assert {text: job(optimizer=text).workload.optimizer for text in kinds} == kinds
     assert not job().workload.dropout
     gpt = {"model": "gpt-x", "ffn": 4 * 4096}

@@ -9,7 +9,9 @@ from toolkit.validate.words import (
     flash_generation_of,
     framework_of,
     has_recipe_defaults,
+    has_shorter_samples,
     kernels_of,
+    optimizer_of,
     per_gpu,
     read_on_last_stage,
     recomputes_by_default,
@@ -173,3 +175,32 @@ def test_recipes_that_recompute_without_saying_so() -> None:
     assert recomputes_by_default("torchtune 0.2")
     assert recomputes_by_default("LLaMA-Factory HF+FA2")
     assert not recomputes_by_default("LitGPT (Fabric)")
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("", "adamw"),
+        ("AdamW", "adamw"),
+        ("PagedAdamW", "adamw_paged"),
+        ("bitsandbytes PagedAdamW8bit", "adamw_8bit_paged"),
+        ("8-bit Adam", "adamw_8bit"),
+        ("Muon", "muon"),
+        ("SGD momentum", "sgd"),
+    ],
+)
+def test_optimizers(words: str, name: str) -> None:
+    assert optimizer_of(words) == name
+
+
+def test_samples_shorter_than_the_most_they_may_be() -> None:
+    assert has_shorter_samples("Alpaca2k samples are much shorter than max seq len")
+    assert has_shorter_samples("max length 1024 (samples may be shorter)")
+    assert has_shorter_samples("Baseline (unpacked): batch 2")
+    assert not has_shorter_samples("+packed; baseline not packed so real tokens shorter than 4096")
+    assert not has_shorter_samples("shorter warm-up")
+
+
+def test_a_master_copy_in_bf16() -> None:
+    assert weights_of("deepspeed", "deepspeed", "bf16", "bf16", "adam bf16 master+states") == "bf16"
+    assert weights_of("deepspeed", "deepspeed", "bf16", "bf16", "adam fp32 master+states") == "default"

@@ -2,8 +2,9 @@
 
 Offload keeps per rank what DeepSpeed 0.19.8 was seen to allocate on the CPU: 18 bytes per parameter of the
 shard (16-bit copy 2, float32 gradients 4, master 4, Adam 8), 2 more when the parameters move too, and a pinned
-copy buffer of the largest tensor. Left out: swap to NVMe (its buffers are ``buffer_count`` times the largest
-sub group, 4 bytes, 3 states and the ranks), shared memory of data loaders, the page cache.
+copy buffer of the largest tensor. A paged optimizer's states may all move to the host. Left out: swap to NVMe (its
+buffers are ``buffer_count`` times the largest sub group, 4 bytes, 3 states and the ranks), shared memory of data
+loaders, the page cache.
 """
 
 from __future__ import annotations
@@ -105,7 +106,9 @@ def _offload(workload: Workload, strategy: Strategy, calibration: Calibration, t
         value * largest + parameters_too * calibration["pinned_overhead"],
         accumulated,
     )
-    return where(strategy.offload > 0, states, 0.0)
+    over = where(strategy.zero_stage > 0, world, 1.0)
+    paged = ranks * precision.optimizer_states * trained / over if workload.optimizer in PAGED else 0.0
+    return where(strategy.offload > 0, states, paged)
 
 
 def _loading(workload: Workload, strategy: Strategy, table: Tables, ranks: float) -> Number:

@@ -132,6 +132,8 @@ def deepspeed_states(
         split_step = flat * trained / ranks
     whole_step = (value + (4.0 if precision.master else 0.0) + several) * trained
     group_step = sub_group_step_bytes(trained, ranks, float(defaults.SUB_GROUP_SIZE))
+    if precision.master == 2.0:  # gradients have the master copy's type already
+        split_step, whole_step, group_step = flat * trained / ranks, (value + several) * trained, 0.0
     step = where(stage == 0, whole_step, where(stage == 3, group_step, split_step))
     return States(
         parameters=parameters,
@@ -157,7 +159,8 @@ def _buffers(
     stage = strategy.zero_stage
     bucket = float(defaults.reduce_bucket_elements(model.hidden_size))
     prefetch = float(defaults.prefetch_bucket_elements(model.hidden_size))
-    everything = trained + share.frozen
+    # in 16-bit elements: 4-bit matrices are gathered as they are packed
+    everything = trained + share.frozen - share.packed * (1.0 - NF4_BYTES / value)
     live = live_bytes(everything, value, float(defaults.MAX_LIVE_PARAMETERS), prefetch, share.largest)
     secondary = secondary_bytes(everything, value, strategy.hpz)
     persistent = value * share.small

@@ -7,6 +7,7 @@ ddp, fsdp     bf16 or fp16 (autocast)  4           4          0       8
 deepspeed     bf16, fp16               2           2          4       8
 megatron      bf16, fp16, fp8          2           4          4       8
 ddp, fsdp     bf16 weights (pure)      2           2          0       4
+deepspeed     bf16 master (pure)       2           2          2       4
 any           fp32                     4           4          0       8
 ============  =======================  ==========  =========  ======  ================
 
@@ -48,10 +49,10 @@ def pure(workload: Workload, framework: str) -> bool:
         return False
     if workload.weights != "bf16":
         raise ToolkitError(f"unknown weights {workload.weights!r}", remedy="use default, bf16 or fp8")
-    if framework not in ("ddp", "fsdp") or workload.precision == "fp32":
+    if framework not in ("ddp", "deepspeed", "fsdp") or workload.precision == "fp32":
         raise ToolkitError(
             f"weights in bf16 alone are not modelled for {framework} in {workload.precision}",
-            remedy="use ddp or fsdp in 16 bits, or weights: default",
+            remedy="use ddp, deepspeed or fsdp in 16 bits, or weights: default",
         )
     return True
 
@@ -79,7 +80,8 @@ def state_precision(workload: Workload, framework: str, matrix_share: float = 1.
     accumulate = {"fp32": 4.0, "bf16": 2.0}.get(workload.gradient_accumulation_dtype)
     if pure(workload, framework):
         halved = 1.0 if "8bit" in workload.optimizer else 0.5
-        return Precision(parameters=2.0, gradients=2.0, master=0.0, optimizer_states=halved * states)
+        master = 2.0 if framework == "deepspeed" else 0.0  # its flat copy, in bf16 (bf16_master_weights_and_grads)
+        return Precision(parameters=2.0, gradients=2.0, master=master, optimizer_states=halved * states)
     if workload.precision == "fp32" or framework in ("ddp", "fsdp"):
         return Precision(parameters=4.0, gradients=4.0, master=0.0, optimizer_states=states)
     default = 4.0 if framework == "megatron" else 2.0

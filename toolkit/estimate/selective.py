@@ -39,8 +39,11 @@ def selective_bytes(model: ModelSpec, workload: Workload, framework: str, mixer:
     """What one layer keeps with selective recomputation.
 
     Megatron: all but what ``recompute_modules`` free (A20). Others (torchtitan's op-level policy): layer input,
-    attention output, and every second matrix product.
+    attention output, and every second matrix product; with ``mlp`` among the names all products but the MLP's
+    (MaxText's ``save_dot_with_context_except_mlp``).
     """
+    if framework != "megatron" and "mlp" in modules(workload):
+        return _attention_products(model, workload, framework, mixer, mlp)
     if framework != "megatron":
         return every_second_product_bytes(model, workload, framework, mixer, mlp)
     names, k = modules(workload), kernels(model, workload, framework)
@@ -59,6 +62,16 @@ def up_projections_bytes(bytes_per_value: float, heads: int, nope_dim: int, rope
     Source: megatron-core 0.16.1 ``core/transformer/multi_latent_attention.py`` (``recompute_up_proj``).
     """
     return -bytes_per_value * (2.0 * heads * (nope_dim + rope_dim) + 1.0 * heads * value_dim)
+
+
+def _attention_products(model: ModelSpec, workload: Workload, framework: str, mixer: str, mlp: str) -> LayerBytes:
+    """Layer input, queries, keys, values, attention output, and its product. Source: MaxText ``layers/decoders.py``."""
+    k = kernels(model, workload, framework)
+    full = layer_bytes(model, workload, framework, mixer, mlp)
+    queries = model.num_attention_heads * (model.v_head_dim or model.head_dim)
+    keys = model.num_key_value_heads * model.head_dim
+    products = 2.0 * queries + 2.0 * keys + model.hidden_size if mixer in "AB" else 0.0
+    return LayerBytes(0.0, min(k.stream * model.hidden_size + k.compute * products, full.total))
 
 
 def _attention_freed(model: ModelSpec, workload: Workload, k: Kernels, names: frozenset[str]) -> LayerBytes:

@@ -128,6 +128,8 @@ def _job(row: Row, lookups: Lookups) -> Job:
     workload = _workload(row, model, cluster, strategy, length, batch, assumed)
     if _offload(row) is None:
         unscored["peak_memory"] = "not modelled: activations offloaded to the host"
+    if words.has_shorter_samples(row.text("notes")):
+        unscored["peak_memory"] = "missing: the length of what was run (samples are shorter than seq_len)"
     return Job(row, model, cluster, workload, strategy, tuple(assumed), unscored)
 
 
@@ -311,13 +313,7 @@ def _workload(
         global_batch_size=batch,
         precision=precision,
         method=row.text("task") if row.text("task") in ("lora", "qlora") else "full",
-        optimizer="muon"
-        if "muon" in optimizer
-        else "adamw_8bit"
-        if re.search("8-?bit", optimizer)
-        else "sgd"
-        if "sgd" in optimizer
-        else "adamw",
+        optimizer=words.optimizer_of(optimizer),
         attention="eager" if eager else "flash",
         flash_generation=words.flash_generation_of(name, flash),
         gradient_accumulation_dtype="bf16"
@@ -327,6 +323,8 @@ def _workload(
         launch_blocking=notes.launch_blocking,
         expert_dispatch=notes.expert_dispatch,
         kernels=words.kernels_of(name, strategy.framework, row.text("compile") == "1"),
-        weights=words.weights_of(name, strategy.framework, row.text("precision"), precision, row.text("notes")),
+        weights=words.weights_of(
+            name, strategy.framework, row.text("precision"), precision, f"{row.text('notes')} {optimizer}"
+        ),
         recompute_modules=recompute_modules(row.text("recompute")),
     )

@@ -85,6 +85,8 @@ def recompute_modules(text: str) -> str:
     Joined by ``+``; the attention core where none is named, which is Megatron's default. Parts that are not modules
     of Megatron are left out.
     """
+    if "except_mlp" in text.casefold():  # MaxText's policies that keep every product but those of the MLP
+        return "core_attn+mlp"
     named = re.search(r"selective\s*[:(\[]\s*(.+)", text.casefold())
     rest, found = named[1] if named else "", set[str]()
     for names, pattern in _MODULES:

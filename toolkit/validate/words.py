@@ -106,8 +106,25 @@ def flash_generation_of(words: str, stated: str) -> int:
     return 1 if re.search(_COMPOSER, words.casefold()) else 0
 
 
+def optimizer_of(words: str) -> str:
+    """Our name of an optimizer: Muon, SGD, or a kind of AdamW, which anything else is taken for."""
+    text = words.casefold()
+    if "muon" in text:
+        return "muon"
+    if re.search("sgd", text):
+        return "sgd"
+    eight_bit = "_8bit" if re.search("8-?bit", text) else ""
+    return f"adamw{eight_bit}{'_paged' if 'paged' in text else ''}"
+
+
+def has_shorter_samples(notes: str) -> bool:
+    """Whether ``seq_len`` is only the most that a sample may have: what was run is shorter, and not stated."""
+    return re.search(r"samples (are|may be)[^;]*shorter|\(unpacked\)", notes.casefold()) is not None
+
+
 def weights_of(words: str, framework: str, precision: str, computed: str, notes: str = "") -> str:
-    """bf16 where the whole model is cast to it: LitGPT's ``bf16-true``, and torchtune's ``dtype: bf16``.
+    """bf16 where the whole model is cast to it: LitGPT's ``bf16-true``, and torchtune's ``dtype: bf16``; and where
+    DeepSpeed's master copy is (``bf16_master_weights_and_grads``).
 
     fp8 where Megatron keeps its matrices in 8 bits alone: said so (``fp8 params``, ``native fp8``), or in a recipe of
     NeMo or Megatron-Bridge (``fp8_param_gather = True`` of ``mixed_precision.py``), except by blocks.
@@ -116,6 +133,8 @@ def weights_of(words: str, framework: str, precision: str, computed: str, notes:
         said = re.search(r"fp8[_ -]param|native[_ ]fp8", f"{precision} {notes}".casefold())
         recipe = has_recipe_defaults(words) and not re.search("block|subchannel", precision.casefold())
         return "fp8" if said or recipe else "default"
+    if framework == "deepspeed" and re.search("bf16 master", notes.casefold()):
+        return "bf16"
     whole = "true" in precision.casefold() or re.search("torchtune", words.casefold()) is not None
     torch = framework in ("ddp", "fsdp")
     return "bf16" if torch and whole and "bf16" in precision.casefold() else "default"
