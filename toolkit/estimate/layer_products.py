@@ -1,4 +1,4 @@
-"""Equations T12, T13, T18, T21 and T22: seconds of the matrix products of one average layer, for one micro batch.
+"""Equations T12, T13, T28, T18, T21 and T22: seconds of the matrix products of one average layer, for one micro batch.
 
 Forward, gradient of activations and gradient of weights are one product each: the same FLOP, other operands. Read are
 operands in the type of the product (one byte in fp8), written are 16-bit results; the gradient of weights is added
@@ -14,7 +14,7 @@ from toolkit.equation import equation
 from toolkit.estimate.matmul import Rates, matmul_seconds, memory_seconds
 from toolkit.estimate.precision import operand_bytes, state_precision, value_bytes
 from toolkit.estimate.work import LayerWork
-from toolkit.numeric import Number, where
+from toolkit.numeric import Number, minimum, where
 from toolkit.strategy import Strategy
 from toolkit.workload import Workload
 
@@ -93,6 +93,18 @@ def cast_bytes(
     return bytes_each * (tokens * (sharded / tp + whole / shared) + experts)
 
 
+@equation("T28", "T - f*min(T, F/rate)")
+def accumulation_seconds(moved: Number, product: Number, fraction: float) -> Number:
+    """Seconds of adding to the gradient of weights inside of the product that makes it.
+
+    ``T`` would read and write the sum by itself. In a fused product one tile is added while others are multiplied, so
+    a fraction hides behind the FLOP; unfused, ``f`` is 0.
+
+    Source: ``wgrad_gemm_accum_fp32`` of megatron-core 0.16.1 tensor_parallel/layers.py; the fraction is a calibration.
+    """
+    return moved - fraction * minimum(moved, product)
+
+
 def product_seconds(
     work: LayerWork, rate: Rates, workload: Workload, s: Strategy, c: Calibration, tokens: Number
 ) -> ProductSeconds:
@@ -145,7 +157,10 @@ def product_seconds(
         return ProductSeconds(forward, backward, 0.0, weights)
     # the gradient of weights is accumulated (read, added, written) in its own type
     state = state_precision(workload, s.framework)
-    gradient = product(product_bytes(read, inputs + outputs, 0.0, state.gradients, 2.0 * weights))
+    added = memory_seconds(2.0 * state.gradients * weights, rate.memory, 1.0)
+    if s.framework == "megatron":
+        added = accumulation_seconds(added, flop / rate.matmul, c["accumulation_hidden_fraction"])
+    gradient = product(product_bytes(read, inputs + outputs, 0.0, 0.0, 0.0)) + added
     backward = backward + gradient
     if s.framework == "ddp" and state.parameters > written:
         # autocast reads float32 weights and writes the working copy in every forward pass

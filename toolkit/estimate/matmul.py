@@ -92,6 +92,7 @@ def rates(accelerator: Accelerator, workload: Workload, head_dim: int, framework
     generation = flash_generation(workload, framework)
     curve = attention_curve(accelerator, generation)
     fraction = curve.torch_fraction or curve.max_fraction if generation == 2 else curve.max_fraction
+    sustained = sustained * linear.clock_fraction
     wide = "bf16" if precision == "fp8" else precision
     peak_wide = peak_flop_per_second(accelerator, wide)
     width = (head_dim / 128.0) ** 0.5 if curve.narrow_heads else 1.0

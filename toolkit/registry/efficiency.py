@@ -21,6 +21,7 @@ class MatmulCurve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Largest fraction of the dense peak that matrix products reach, and the cost of starting one."""
 
     max_fraction: float
+    clock_fraction: float = 1.0  # of long runs: what the board's power leaves, over Ampere's
     launch_seconds: float
     status: str
     source: str
