@@ -47,3 +47,19 @@ def test_a_token_that_crosses_once_is_faster_and_both_agree_inside_a_node() -> N
 
 def test_expert_tensor_parallelism_spreads_the_group_over_more_nodes_and_gathers() -> None:
     assert _seconds(2, ep=8) > _seconds(1, ep=8)
+
+
+def test_graphs_and_overlap_only_shorten_a_step() -> None:
+    from toolkit.estimate.evaluate import evaluate
+    from toolkit.registry.calibrations import load_calibration
+
+    model, cluster = load_model("qwen3-30b-a3b"), resolve_cluster(8, accelerator="h100-sxm5-80gb")
+    s = Strategy(framework="megatron", ep=8, dp=8, gradient_accumulation_steps=32)
+
+    def seconds(**changes: object) -> float:
+        work = Workload(sequence_length=1024, **changes)  # type: ignore[arg-type]
+        return float(evaluate(model, cluster, work, s, load_calibration("assumed")).step.seconds)
+
+    plain, partial, full = (seconds(cuda_graphs=graphs) for graphs in ("none", "attention", "full"))
+    assert full < partial < plain  # one short sequence: the host is the slower one
+    assert seconds(cuda_graphs="full", expert_overlap=True) < full

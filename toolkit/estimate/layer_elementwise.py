@@ -65,6 +65,19 @@ def _permuted(work: LayerWork, each: float) -> float:
     return work.expert_fraction * work.experts_per_token * work.hidden * each * 4.0
 
 
+def _biased(work: LayerWork) -> tuple[float, float]:
+    """Biases of routed experts in megatron-core, forward and backward: eager kernels, one expert after the other.
+
+    ``cat(t + b p)`` weights the bias of the second product with the routing weight in float32: a product written
+    (4 bytes a value), a sum read and written (10), joined (8), cast (6); backward the cast (6), the gradients of ``t``
+    (6), of the bias (12) and of the weight (12), and of the split (4).
+
+    Source: megatron-core 0.16.1 moe/experts.py, TEGroupedMLP._apply_bias.
+    """
+    width = work.experts_per_token * work.expert_bias_width
+    return (4.0 + 10.0 + 8.0 + 6.0) * width, (6.0 + 6.0 + 12.0 + 12.0 + 4.0) * width
+
+
 def _dropped(work: LayerWork, workload: Workload, kept: float) -> float:
     """Two dropouts of ``kept`` bytes a value."""
     return 2.0 * work.hidden * kept if workload.dropout else 0.0
@@ -79,11 +92,12 @@ def _fused(work: LayerWork, workload: Workload, each: float) -> Moved:
     rotary = 2.0 * work.rotary_width * each
     heads = work.head_norm_width * each
     permute = _permuted(work, each)
+    biased, biased_backward = _biased(work)
     return Moved(
         residual + 2.0 * norm,
-        (gate + 1.0) * active + rotary + 2.0 * heads + permute,
+        (gate + 1.0) * active + rotary + 2.0 * heads + permute + biased,
         residual + 5.0 * norm,
-        (2.0 * gate + 1.0) * active + rotary + 5.0 * heads + permute,
+        (2.0 * gate + 1.0) * active + rotary + 5.0 * heads + permute + biased_backward,
     )
 
 

@@ -32,10 +32,11 @@ class LayerSeconds(NamedTuple):
     attention: Number  # attention kernels, forward and backward: what ring attention hides behind
     products: Number  # matrix products, forward
     gradient: Number  # matrix products that make the gradient of weights, a part of the backward pass
+    idle: Number  # of forward and backward, in which the device waits for the host: communication runs beside it
 
 
 @equation("T4", "max(device, host); launches that block: device + host")
-def launch_bound(device: Number, host: float, blocking: bool = False) -> Number:
+def launch_bound(device: Number, host: Number, blocking: bool = False) -> Number:
     """A pass cannot be faster than the host issues its kernels; one that waits for every kernel adds its own time.
 
     Source: a stream runs dry when the host is slower; vTrain's single-node runs (arXiv 2312.12391) show the floor.
@@ -80,17 +81,28 @@ def layer_seconds(work: LayerWork, rate: Rates, workload: Workload, s: Strategy,
     if workload.method == "qlora":
         unpack = weights * c["dequantization_bytes"] / memory
         forward, backward = forward + unpack, backward + unpack
-    host = c["host_layer_seconds_megatron"] if fused else c["host_layer_seconds_torch"]
-    host = host + work.expert_fraction * c["host_expert_layer_seconds"]
+    host = _host_seconds(work, workload, s, c, fused)
+    bound = [launch_bound(device, host, workload.launch_blocking) for device in (forward, backward)]
     return LayerSeconds(
-        forward=launch_bound(forward, host, workload.launch_blocking),
-        backward=launch_bound(backward, host, workload.launch_blocking),
+        forward=bound[0],
+        backward=bound[1],
         core=core,
         head=_head_seconds(work, rate, workload, s, tokens, memory),
         attention=core + core_backward,
         products=linear,
         gradient=gradient,
+        idle=bound[0] - forward + bound[1] - backward,
     )
+
+
+def _host_seconds(work: LayerWork, workload: Workload, s: Strategy, c: Calibration, fused: bool) -> Number:
+    """Seconds of the host to issue one pass over a layer; CUDA graphs issue what they hold at once."""
+    layer = c["host_layer_seconds_megatron"] if fused else c["host_layer_seconds_torch"]
+    one_by_one = work.experts / (1.0 * s.ep) * c["host_expert_seconds"]
+    experts = work.expert_fraction * (c["host_expert_layer_seconds"] + one_by_one)
+    if workload.cuda_graphs == "none":
+        return layer + experts
+    return experts if workload.cuda_graphs == "attention" else 0.0
 
 
 def _scan_seconds(

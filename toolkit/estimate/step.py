@@ -104,12 +104,17 @@ def step(
         tp_seconds = _tensor_seconds(s, sent, micro * layers * layer.gradient, tp)
         ring = sent.cp_seconds - sent.cp_unhidable_seconds
         cp_seconds = sent.cp_unhidable_seconds + exposed(ring, micro * layers * layer.attention, cp)
-        ep_seconds = exposed(sent.ep_seconds, sent.ep_seconds, ep)
+        window = micro * layers * (one if workload.expert_overlap else 0.0)
+        ep_seconds = exposed(sent.ep_seconds, window, ep) + slowdown * ep * minimum(sent.ep_seconds, window)
+        # the host issues collectives too: they run while the device would wait for it
+        inside = tp_seconds + cp_seconds + ep_seconds
+        seen = 1.0 - minimum(inside, micro * layers * layer.idle) / maximum(inside, 1e-9)
+        tp_seconds, cp_seconds, ep_seconds = tp_seconds * seen, cp_seconds * seen, ep_seconds * seen
         pp_seconds = exposed(sent.pp_seconds, sent.pp_seconds, pp)
         hidable = sent.dp_seconds - sent.dp_unhidable_seconds
         hiding = exposed(hidable, windows, dp)
         dp_seconds = data_axis_seconds(sent.dp_unhidable_seconds, hiding, hidable, windows, dp, slowdown)
-        inside = (tp_seconds + cp_seconds + ep_seconds) / micro
+        inside = inside * seen / micro
         bubble = _bubble_seconds(s, layers, layer, again, inside)
         return tp_seconds, cp_seconds, ep_seconds, pp_seconds, dp_seconds, bubble
 

@@ -57,6 +57,7 @@ class LayerWork(msgspec.Struct, frozen=True, kw_only=True):
     rotary_width: float  # 0 where positions are learned, or biases of attention
     dense_activation_width: float
     expert_activation_width: float  # per chosen expert
+    expert_bias_width: float  # per chosen expert: values that get a bias after the experts' last product
     scan_flop: float  # chunked state-space scans, forward, per token
     scan_bytes: float
     residuals: float  # additions to the residual stream
@@ -131,6 +132,7 @@ def layer_work(model: ModelSpec, workload: Workload) -> LayerWork:
             mlps.count("D") * model.intermediate_size + mlps.count("E") * model.shared_expert_intermediate_size
         )
         / count,
+        expert_bias_width=model.expert_bias * mlps.count("E") / count * model.hidden_size,
         expert_activation_width=mlps.count("E") / count * model.moe_intermediate_size,
         scan_flop=scans.flop,
         scan_bytes=scans.moved,

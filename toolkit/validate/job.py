@@ -322,6 +322,8 @@ def _workload(
         dropout=megatron_lm and not model.gated_mlp and notes.positions not in ("rope", "none"),
         launch_blocking=notes.launch_blocking,
         expert_dispatch=notes.expert_dispatch,
+        expert_overlap=notes.expert_overlap,
+        cuda_graphs=notes.cuda_graphs,
         kernels=words.kernels_of(name, strategy.framework, row.text("compile") == "1"),
         weights=words.weights_of(
             name, strategy.framework, row.text("precision"), precision, f"{row.text('notes')} {optimizer}"

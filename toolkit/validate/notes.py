@@ -39,6 +39,8 @@ class Notes(NamedTuple):
     vocabulary: Literal["ends", "balanced", "spread"]  # fewer layers beside it, or cut over the pipeline
     launch_blocking: bool  # CUDA_LAUNCH_BLOCKING=1
     expert_dispatch: Literal["alltoall", "deepep"]  # DeepEP, or NVIDIA's HybridEP
+    expert_overlap: bool  # a2a_overlap=True
+    cuda_graphs: Literal["none", "attention", "full"]  # cuda_graph=full_iteration; of modules by Transformer Engine
 
 
 def notes_of(row: Row) -> Notes:
@@ -58,8 +60,18 @@ def notes_of(row: Row) -> Notes:
         schedule=_schedule(text.casefold()),
         vocabulary=_vocabulary(text.casefold()),
         launch_blocking="CUDA_LAUNCH_BLOCKING=1" in text,
+        expert_overlap=re.search(r"\ba2a_overlap ?= ?true\b", text.casefold()) is not None,
+        cuda_graphs=_cuda_graphs(text.casefold()),
         expert_dispatch="deepep" if re.search(r"\b(deepep|hybridep)\b", text.casefold()) else "alltoall",
     )
+
+
+def _cuda_graphs(text: str) -> Literal["none", "attention", "full"]:
+    """``cuda_graph=full_iteration``, or ``cuda_graph=transformer_engine/['attn', ...]``: a part of each layer."""
+    named = re.search(r"\bcuda[ _]graphs?(?:_impl)? ?= ?([a-z_]+)", text)
+    if named is None or named[1] in ("none", "false"):
+        return "none"
+    return "full" if "full" in named[1] else "attention"
 
 
 def _schedule(text: str) -> Literal["1f1b", "zb-1p", "zb-2p", "zb-v"]:
