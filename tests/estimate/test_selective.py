@@ -108,15 +108,26 @@ def test_less_is_kept_with_more_modules() -> None:
 def test_flop_again() -> None:
     """Core attention alone costs its scores; an MLP its products; norms and activations none."""
     forward = forward_flop_per_token(LLAMA_7B, again("core_attn"))
-    assert selective_flop(LLAMA_7B, again("core_attn"), forward) == forward.attention
-    assert selective_flop(LLAMA_7B, again("layernorm+mlp_act"), forward) == 0.0
+    assert selective_flop(LLAMA_7B, again("core_attn"), forward, "megatron") == forward.attention
+    assert selective_flop(LLAMA_7B, again("layernorm+mlp_act"), forward, "megatron") == 0.0
     products = 32 * 2.0 * 3 * LLAMA_7B.hidden_size * LLAMA_7B.intermediate_size
-    assert selective_flop(LLAMA_7B, again("mlp"), forward) == pytest.approx(products)
+    assert selective_flop(LLAMA_7B, again("mlp"), forward, "megatron") == pytest.approx(products)
     mixture = forward_flop_per_token(MIXTURE, again("moe"))
     shared = 22 * 2.0 * 3 * MIXTURE.hidden_size * MIXTURE.shared_expert_intermediate_size
     router = 22 * 2.0 * MIXTURE.hidden_size * MIXTURE.num_experts
-    assert selective_flop(MIXTURE, again("moe"), mixture) == pytest.approx(mixture.experts + shared + router)
-    assert selective_flop(MIXTURE, again("shared_experts"), mixture) == pytest.approx(shared)
+    assert selective_flop(MIXTURE, again("moe"), mixture, "megatron") == pytest.approx(
+        mixture.experts + shared + router
+    )
+    assert selective_flop(MIXTURE, again("shared_experts"), mixture, "megatron") == pytest.approx(shared)
+
+
+def test_flop_again_by_operators() -> None:
+    """torchtitan's policy: of query, key, value, output, gate, up and down the second, fourth and sixth."""
+    h, f = LLAMA_7B.hidden_size, LLAMA_7B.intermediate_size
+    forward = forward_flop_per_token(LLAMA_7B, again("core_attn"))
+    again_by_operators = selective_flop(LLAMA_7B, again("core_attn"), forward, "fsdp")
+    assert again_by_operators == pytest.approx(32 * 2.0 * (2 * h * h + h * f))
+    assert selective_flop(LLAMA_7B, again("mlp"), forward, "fsdp") == pytest.approx(32 * 2.0 * 3 * h * f)
 
 
 def test_unknown_module() -> None:

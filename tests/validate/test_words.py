@@ -14,6 +14,7 @@ from toolkit.validate.words import (
     optimizer_of,
     per_gpu,
     read_on_last_stage,
+    recomputed_layers,
     recomputes_by_default,
     shard_of,
     weights_of,
@@ -90,6 +91,20 @@ def test_networks_by_unit_and_by_whom_they_belong_to(text: str, per_node: int, f
 )
 def test_sharding_groups(text: str, ranks: int) -> None:
     assert shard_of(text, 8) == ranks
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("selective (every 2nd layer)", 2),
+        ("selective-layer", 2),
+        ("selective-op", 0),
+        ("full", 0),
+        ("every 4th layer", 4),
+    ],
+)
+def test_layers_that_run_again(text: str, expected: int) -> None:
+    assert recomputed_layers(text) == expected
 
 
 def test_memory_of_the_last_rank() -> None:

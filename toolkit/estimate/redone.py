@@ -24,18 +24,34 @@ def redone(core: Number, rest: Number, core_again: bool, share: float) -> Number
     return core * core_again + share * rest
 
 
-def selective_seconds(model: ModelSpec, workload: Workload, layer: LayerSeconds) -> Number:
-    """Seconds of one layer that selective recomputation adds to the backward pass of one micro batch."""
-    return redone(layer.core, layer.forward - layer.core, *_again(model, workload))
+def selective_seconds(model: ModelSpec, workload: Workload, layer: LayerSeconds, framework: str) -> Number:
+    """Seconds of one layer that selective recomputation adds to the backward pass of one micro batch.
+
+    Outside Megatron, where no modules are named, torchtitan's policy by operators: every second product and all that
+    is element-wise, which is no small part of an eager layer; the output of the attention core is kept.
+    """
+    if not by_operators(workload, framework):
+        return redone(layer.core, layer.forward - layer.core, *_again(model, workload, framework))
+    moved = layer.forward - layer.products - layer.core
+    return redone(layer.core, layer.products, *_again(model, workload, framework)) + moved
 
 
-def selective_flop(model: ModelSpec, workload: Workload, forward: ForwardFlop) -> float:
+def selective_flop(model: ModelSpec, workload: Workload, forward: ForwardFlop, framework: str) -> float:
     """Model FLOP of one token that selective recomputation does again."""
-    return float(redone(forward.attention, forward.matmuls + forward.experts, *_again(model, workload)))
+    rest = forward.matmuls + forward.experts
+    return float(redone(forward.attention, rest, *_again(model, workload, framework)))
 
 
-def _again(model: ModelSpec, workload: Workload) -> tuple[bool, float]:
+def by_operators(workload: Workload, framework: str) -> bool:
+    """Whether selective recomputation chooses operators (``torchtitan/models/.../parallelize.py``), not modules."""
+    return framework != "megatron" and modules(workload) == {"core_attn"}
+
+
+def _again(model: ModelSpec, workload: Workload, framework: str) -> tuple[bool, float]:
     """Whether the attention core runs again, and the part of the layers' products that does."""
+    if by_operators(workload, framework):
+        table = matrices(model)
+        return False, sum(_flop(model, m) for m in table[1::2]) / sum(_flop(model, m) for m in table)
     names = modules(workload)
     core = "core_attn" in names
     if names <= _WITHOUT_PRODUCTS or model.counted_layers:

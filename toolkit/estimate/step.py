@@ -90,7 +90,9 @@ def step(
     layer = layer_seconds(work, rate, workload, s, c)
     layers, micro = 1.0 * ceil_div(work.layers, s.pp), 1.0 * s.gradient_accumulation_steps
     share = recomputed_share(s.recompute_layers, layers)
-    again = recompute_seconds(s.recompute, share * layer.forward, selective_seconds(model, workload, layer))
+    again = recompute_seconds(
+        s.recompute, share * layer.forward, selective_seconds(model, workload, layer, s.framework)
+    )
 
     one = layer.forward + layer.backward
     layers, tail = _slowest_stage(s, work.layers, layers, one + again, layer.head)
@@ -141,7 +143,9 @@ def step(
     tokens = float(workload.global_batch_size) * workload.sequence_length
     forward = forward_flop_per_token(model, workload)
     model_flop = tokens * model_flop_per_token(model, workload)
-    redone = tokens * recomputed_flop(s.recompute, share * forward.layers, selective_flop(model, workload, forward))
+    redone = tokens * recomputed_flop(
+        s.recompute, share * forward.layers, selective_flop(model, workload, forward, s.framework)
+    )
     return StepEstimate(
         seconds=seconds,
         lower_seconds=minimum(seconds, base + sum(best) + copies),

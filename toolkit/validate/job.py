@@ -195,6 +195,7 @@ def _strategy(row: Row, model: ModelSpec, gpus: int, cluster: ClusterSpec, assum
     if virtual > -(-model.num_hidden_layers // pp):  # embedding and head may take the place of a layer each
         raise _Unusable(f"contradiction: pp {pp} x vpp {virtual} for {model.num_hidden_layers} layers")
     cut = _sequence_parallel(row, framework, tp, recipes or model.is_moe, assumed)
+    recompute, some = _recompute(row, framework, -(-model.num_hidden_layers // pp), assumed)
     return Strategy(
         framework=framework,
         tp=tp,
@@ -207,7 +208,8 @@ def _strategy(row: Row, model: ModelSpec, gpus: int, cluster: ClusterSpec, assum
         virtual_pipeline_stages=virtual,
         zero_stage=stage,
         sequence_parallel=cut,
-        recompute=_recompute(row, framework, assumed),
+        recompute=recompute,
+        recompute_layers=some,
         offload=_offload(row) or 0,
         schedule=notes_of(row).schedule,
         vocabulary=notes_of(row).vocabulary,
@@ -236,7 +238,15 @@ def _sequence_parallel(row: Row, framework: str, tp: int, usual: bool, assumed: 
     return int(usual)
 
 
-def _recompute(row: Row, framework: str, assumed: list[str]) -> int:
+def _recompute(row: Row, framework: str, layers: int, assumed: list[str]) -> tuple[int, int]:
+    """Index into RECOMPUTE, and how many layers of a stage run again; 0 stands for all."""
+    every = words.recomputed_layers(row.text("recompute"))
+    if every > 1:
+        return RECOMPUTE.index("full"), max(layers // every, 1)
+    return _kind_of_recomputation(row, framework, assumed), 0
+
+
+def _kind_of_recomputation(row: Row, framework: str, assumed: list[str]) -> int:
     stated = row.text("recompute_norm")
     if stated not in ("", *RECOMPUTE):
         raise _Unusable(f"not modelled: recompute_norm {stated[:20]!r}")
@@ -246,7 +256,7 @@ def _recompute(row: Row, framework: str, assumed: list[str]) -> int:
     if not stated:
         assumed.append("no recomputation")
     modules = recompute_modules(row.text("recompute")).split("+")
-    if stated == "selective" and framework != "megatron" and "core_attn" not in modules:
+    if stated == "selective" and framework != "megatron" and not {"core_attn", "mlp", "moe"} & set(modules):
         return 0  # parts that are cheap to run again
     return RECOMPUTE.index(stated or "none")
 

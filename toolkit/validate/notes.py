@@ -95,10 +95,13 @@ def recompute_modules(text: str) -> str:
     """Megatron's names of the modules in a text like ``selective:mlp-act+norm`` or ``selective (moe_act, layernorm)``.
 
     Joined by ``+``; the attention core where none is named, which is Megatron's default. Parts that are not modules
-    of Megatron are left out.
+    of Megatron are left out. MaxText's policies keep the results of products: ``minimal`` ones of all, others
+    ``except_mlp`` (MaxText/layers/decoders.py).
     """
-    if "except_mlp" in text.casefold():  # MaxText's policies that keep every product but those of the MLP
-        return "core_attn+mlp"
+    if "except_mlp" in text.casefold():
+        return "mlp"
+    if "minimal" in text.casefold():
+        return "layernorm+mlp_act"
     named = re.search(r"selective\s*[:(\[]\s*(.+)", text.casefold())
     rest, found = named[1] if named else "", set[str]()
     for names, pattern in _MODULES:

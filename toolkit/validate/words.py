@@ -140,6 +140,17 @@ def weights_of(words: str, framework: str, precision: str, computed: str, notes:
     return "bf16" if torch and whole and "bf16" in precision.casefold() else "default"
 
 
+def recomputed_layers(text: str) -> int:
+    """2 for ``selective (every 2nd layer)``: of how many layers one runs again; torchtitan's ``selective-layer`` is 2.
+
+    0 where the text says nothing about layers.
+    """
+    named = re.search(r"every (\d{1,3})(?:st|nd|rd|th) layer", text)
+    if named:
+        return int(named[1])
+    return 2 if re.search(r"selective[- ]layer\b", text) else 0
+
+
 def recomputes_by_default(words: str) -> bool:
     """Whether the framework's recipes recompute every layer unless told otherwise.
 
