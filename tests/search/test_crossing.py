@@ -12,7 +12,8 @@ from tests.requests import request_for
 from tests.search.whole_space import blocks, mask
 from toolkit.search.candidates import spaces
 from toolkit.search.constraints import Sieve
-from toolkit.search.crossing import grow
+from toolkit.search.crossing import grow, ways
+from toolkit.search.rules import CONSTRAINTS
 from toolkit.strategy import Strategy
 
 REQUESTS: dict[str, dict[str, Any]] = {
@@ -50,7 +51,9 @@ def test_the_same_rows_are_left_and_every_other_is_counted(name: str, most_rows:
     eliminated: dict[str, int] = {}
     grown: list[Strategy] = []
     for space in spaces(request):
-        grown += grow(request, space, Sieve(request, space, eliminated), most_rows)
+        sieve = Sieve(request, space, eliminated)
+        for piece in grow(request, space, sieve, most_rows):
+            grown += [way.select(sieve.legal(way)) for way, _ in ways(space, piece)]
     assert rows(grown) == expected
     total = sum(space.size for space in spaces(request))
     assert total == sum(len(block.dp) for block in whole)
@@ -71,7 +74,8 @@ def test_each_rule_is_asked_once_and_with_its_fields_known() -> None:
         sieve = Sieve(request, space, {})
         list(grow(request, space, sieve))
         due = [constraint.name for rules in sieve._due.values() for constraint in rules]
-        assert sorted(due) == sorted(constraint.name for constraint, _ in sieve.rules)
+        due += [constraint.name for constraint in sieve.of_method]
+        assert sorted(due) == sorted(each.name for each in CONSTRAINTS if space.framework in each.frameworks)
 
 
 def test_a_space_of_billions_is_searched_in_seconds_and_little_memory() -> None:

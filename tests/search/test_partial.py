@@ -13,7 +13,7 @@ from toolkit.estimate.verdict import COMFORT
 from toolkit.registry.calibrations import load_calibration
 from toolkit.search.candidates import spaces
 from toolkit.search.constraints import Sieve
-from toolkit.search.crossing import grow
+from toolkit.search.crossing import grow, ways
 from toolkit.search.partial import at_depth, depths, fewest
 from toolkit.search.planner import search
 from toolkit.search.reasons import reasons
@@ -37,7 +37,9 @@ def every_number(request: Request) -> tuple[int, int, float]:
     least = numpy.inf
     limit = request.cluster.accelerator.memory_bytes
     for space in spaces(request):
-        for legal in grow(request, space, Sieve(request, space, {})):
+        sieve = Sieve(request, space, {})
+        pieces = grow(request, space, sieve)
+        for legal in (way.select(sieve.legal(way)) for rows in pieces for way, _ in ways(space, rows)):
             full = legal.select(legal.recompute == 2)
             most = depths(request.model.num_hidden_layers, full)
             rows = numpy.repeat(numpy.arange(len(most)), most)

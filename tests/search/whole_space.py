@@ -6,16 +6,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from toolkit.search.candidates import spaces
-from toolkit.search.crossing import grow
+from toolkit.search.crossing import grow, ways
 from toolkit.search.request import Request
 from toolkit.search.rules import CONSTRAINTS
 from toolkit.strategy import Strategy
 
 
 def blocks(request: Request) -> Iterator[Strategy]:
-    """Every candidate, legal or not, as one column Strategy for each framework."""
+    """Every candidate, legal or not, as one column Strategy for each framework and way of context parallelism."""
     for each in spaces(request):
-        yield from grow(request, each, lambda strategy, known, rest: None, most_rows=each.size)
+        for rows in grow(request, each, lambda strategy, known, rest: None, most_rows=each.size):
+            for way, _ in ways(each, rows):
+                yield way
 
 
 def mask(request: Request, strategy: Strategy, eliminated: dict[str, int]) -> Any:

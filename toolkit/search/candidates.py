@@ -43,26 +43,16 @@ def micro_batches(request: Request) -> list[int]:
 
 
 def spaces(request: Request) -> Iterator[Space]:
-    """The spaces of each framework that the request allows: one, but for Megatron one for each way of sharing keys."""
-    makers = {"ddp": _ddp, "deepspeed": _deepspeed, "fsdp": _fsdp}
-    pinned = request.pins.get("cp_method")
+    """The space of each framework that the request allows."""
+    makers = {"ddp": _ddp, "deepspeed": _deepspeed, "fsdp": _fsdp, "megatron": _megatron}
+    pins = request.pins
     for framework in request.frameworks:
-        if framework == "megatron":
-            yield from _megatron_spaces(request)
-        else:
-            yield space(framework, request, makers[framework](request), CP_METHODS[pinned or 0])
-
-
-def _megatron_spaces(request: Request) -> Iterator[Space]:
-    """What is cut into one part is shared in no way: beside the ring, only layouts with cp above 1 are tried."""
-    pinned = request.pins.get("cp_method")
-    partial = "recompute_layers" not in request.pins and request.pins.get("recompute", FULL) == FULL
-    axes = _megatron(request)
-    for index, method in enumerate(CP_METHODS):
-        if index == pinned or pinned is None:
-            several = [cells for cells in axes["grid"] if method == CP_METHODS[0] or cells[2] > 1]
-            if several or index == pinned:
-                yield space("megatron", request, axes | {"grid": several or axes["grid"]}, method, partial)
+        megatron = framework == "megatron"
+        methods = CP_METHODS if megatron else CP_METHODS[:1]
+        if "cp_method" in pins:
+            methods = (CP_METHODS[pins["cp_method"]],)
+        partial = megatron and "recompute_layers" not in pins and pins.get("recompute", FULL) == FULL
+        yield space(framework, request, makers[framework](request), methods, partial)
 
 
 def _ddp(request: Request) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from toolkit.strategy import Strategy
 # checked after the rules, from the estimates
 MEMORY = "memory"
 HOST_MEMORY = "host_memory"
+METHOD = "cp_method"
 
 SENTENCES = {
     MEMORY: "needs more memory than a GPU has",
@@ -59,23 +60,29 @@ class Sieve:
     """
 
     def __init__(self, request: Request, space: Space, eliminated: dict[str, int]) -> None:
-        self.request = request
+        self.request, self.space = request, space
         self.eliminated = eliminated
-        self.rules = [
-            (constraint, _fields(constraint, request, space))
-            for constraint in CONSTRAINTS
-            if space.framework in constraint.frameworks
-        ]
+        read = [(each, _fields(each, request, space)) for each in CONSTRAINTS if space.framework in each.frameworks]
+        # what depends on the method of context parallelism is asked when rows are laid out by method
+        self.rules = [(each, fields) for each, fields in read if METHOD not in fields]
+        self.of_method = [each for each, fields in read if METHOD in fields]
         self._due: dict[frozenset[str], list[Constraint]] = {}
 
     def __call__(self, strategy: Strategy, known: frozenset[str], rest: int) -> Any:
         """The rows that satisfy every rule whose last field has just become known; None where no rule is due."""
-        alive: Any = None
-        for constraint in self._due_now(known):
+        due = self._due_now(known)
+        return self._sifted(due, strategy, self.space.candidates(strategy.cp) * rest) if due else None
+
+    def legal(self, strategy: Strategy) -> Any:
+        """Of rows laid out by one method of context parallelism, those that satisfy the rules which depend on it."""
+        return self._sifted(self.of_method, strategy, self.space.candidates(0 * strategy.cp))
+
+    def _sifted(self, rules: list[Constraint], strategy: Strategy, candidates: Any) -> Any:
+        alive: Any = _column(True, strategy)
+        for constraint in rules:
             holds = constraint.holds(self.request.model, self.request.cluster, self.request.workload, strategy)
-            before = len(strategy.dp) if alive is None else int(alive.sum())  # type: ignore[arg-type]
-            alive = _column(holds, strategy) if alive is None else alive & holds
-            removed = (before - int(alive.sum())) * rest
+            removed = int(candidates[alive & ~_column(holds, strategy)].sum())
+            alive &= holds
             if removed:
                 self.eliminated[constraint.name] = self.eliminated.get(constraint.name, 0) + removed
         return alive
@@ -95,7 +102,7 @@ class _Recorder:
     """Stands for a scalar strategy of ones and remembers which of its fields were read."""
 
     def __init__(self, space: Space) -> None:
-        self.framework, self.cp_method = space.framework, space.cp_method
+        self.framework = space.framework
         self.read: set[str] = set()
 
     def __getattr__(self, name: str) -> int:

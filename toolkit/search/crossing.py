@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from toolkit.search.request import Request
 from toolkit.strategy import Strategy
 
@@ -30,7 +32,7 @@ ORDER = (
     "recompute_layers",
 )
 # fields that are the same for all rows of a space
-CONSTANT = frozenset(("framework", "cp_method", "schedule", "vocabulary", "tp_overlap", "recompute_layers"))
+CONSTANT = frozenset(("framework", "schedule", "vocabulary", "tp_overlap", "recompute_layers"))
 MOST_ROWS = 2**18  # of one piece: a column takes 2 MiB, an evaluation some dozens of columns
 
 Columns = dict[str, Any]
@@ -42,24 +44,35 @@ Keep = Callable[[Strategy, frozenset[str], int], Any]
 class Space:
     """The degrees of a framework as columns, and the axes to cross them with.
 
-    With ``partial`` each row of full recomputation stands for every number of layers that can run again: those are
-    laid out when the row is known to be legal (:mod:`toolkit.search.partial`).
+    A row stands for several candidates, which are laid out when it is known to be legal: one for each of ``methods``
+    by which context-parallel ranks share keys (the first alone where cp is 1), and with ``partial`` one for every
+    number of layers that full recomputation can run again (:mod:`toolkit.search.partial`).
     """
 
     framework: str
     start: Columns
     axes: dict[str, list[int]]
-    cp_method: str = "p2p"
+    methods: tuple[str, ...] = ("p2p",)
     partial: bool = False
 
     @property
     def size(self) -> int:
-        """Rows of the whole product."""
-        return len(self.start["tp"]) * math.prod(len(values) for values in self.axes.values())
+        """Candidates of the whole product, all layers recomputed or none."""
+        return int(self.candidates(self.start["cp"]).sum()) * math.prod(len(values) for values in self.axes.values())
+
+    def candidates(self, cp: Any) -> Any:
+        """How many candidates each row with that cp stands for."""
+        import numpy
+
+        return numpy.where(cp > 1, len(self.methods), 1)
 
 
 def space(
-    framework: str, request: Request, axes: dict[str, Any], cp_method: str = "p2p", partial: bool = False
+    framework: str,
+    request: Request,
+    axes: dict[str, Any],
+    methods: tuple[str, ...] = ("p2p",),
+    partial: bool = False,
 ) -> Space:
     """From the axes of a framework: ``grid`` of (tp, pp, cp, dp), and fields with the values to try."""
     import numpy
@@ -71,7 +84,7 @@ def space(
     if "dp_shard" not in axes:
         shard = request.pins.get("dp_shard")  # only fsdp has it; the constraint that refuses it elsewhere says so
         start["dp_shard"] = start["dp"] if shard is None else numpy.full_like(start["dp"], shard)
-    return Space(framework, start, {name: axes[name] for name in ORDER if name in axes}, cp_method, partial)
+    return Space(framework, start, {name: axes[name] for name in ORDER if name in axes}, methods, partial)
 
 
 def grow(request: Request, space: Space, keep: Keep, most_rows: int = MOST_ROWS) -> Iterator[Strategy]:
@@ -109,7 +122,19 @@ def _sift(space: Space, rows: Columns, keep: Keep, rest: int) -> Columns:
 
 
 def _strategy(space: Space, rows: Columns) -> Strategy:
-    return Strategy(framework=space.framework, cp_method=space.cp_method, **rows)  # type: ignore[arg-type]
+    return Strategy(framework=space.framework, cp_method=space.methods[0], **rows)  # type: ignore[arg-type]
+
+
+def ways(space: Space, strategy: Strategy) -> Iterator[tuple[Strategy, Any]]:
+    """The candidates of some rows by each method of context parallelism, and which rows those are."""
+    import numpy
+
+    cp: Any = strategy.cp
+    for method in space.methods:
+        rows = numpy.arange(len(cp)) if method == space.methods[0] else numpy.flatnonzero(cp > 1)
+        if len(rows):
+            chosen = strategy if len(rows) == len(cp) else strategy.select(rows)
+            yield msgspec.structs.replace(chosen, cp_method=method), rows
 
 
 def _accumulation(request: Request, rows: Columns) -> Any:

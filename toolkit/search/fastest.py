@@ -13,9 +13,10 @@ import msgspec
 from toolkit.calibration import Calibration
 from toolkit.cluster import ClusterSpec
 from toolkit.model import ModelSpec
+from toolkit.search.blocks import Tally, blocks
 from toolkit.search.candidates import spaces
 from toolkit.search.constraints import violated
-from toolkit.search.planner import Choice, SearchResult, blocks, choose
+from toolkit.search.planner import Choice, choose
 from toolkit.search.request import Request
 from toolkit.strategy import FRAMEWORKS, Strategy
 from toolkit.units import format_bytes
@@ -75,7 +76,7 @@ def fastest(request: Request, calibration: Calibration) -> Choice | None:
     import numpy
 
     best: tuple[float, float, Strategy] | None = None
-    for block in blocks(request, calibration, SearchResult()):
+    for block in blocks(request, calibration, Tally()):
         seconds = float(block.seconds.min())
         if not numpy.isfinite(seconds) or (best is not None and seconds > best[0]):
             continue

@@ -1,0 +1,198 @@
+"""Every legal candidate, evaluated: memory first, then the time of what fits, as columns.
+
+What does not change a figure is not evaluated again: bytes do not depend on how context-parallel ranks share keys, so
+they are found once for all ways of doing so; the number of recomputed layers is solved for, not tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgspec
+
+from toolkit.calibration import Calibration
+from toolkit.estimate.communication import communication
+from toolkit.estimate.host import host_memory
+from toolkit.estimate.memory import memory
+from toolkit.estimate.step import step
+from toolkit.estimate.verdict import COMFORT, verdict
+from toolkit.estimates import VERDICTS
+from toolkit.search.candidates import spaces
+from toolkit.search.constraints import HOST_MEMORY, MEMORY, Sieve
+from toolkit.search.crossing import grow, ways
+from toolkit.search.partial import at_depth, depths, fewest
+from toolkit.search.request import Request
+from toolkit.strategy import RECOMPUTE, Strategy
+
+NONE, FULL = RECOMPUTE.index("none"), RECOMPUTE.index("full")
+FITS, NO = VERDICTS.index("fits"), VERDICTS.index("no")
+
+
+@dataclass
+class Block:
+    """Legal candidates of one framework. ``seconds`` is infinite where memory does not fit."""
+
+    strategy: Strategy
+    total_bytes: Any
+    verdict: Any
+    seconds: Any
+
+
+@dataclass
+class Tally:
+    """Candidates in all, those that are legal and fit, and how many each rule was the first to eliminate."""
+
+    total: int = 0
+    feasible: int = 0
+    eliminated: dict[str, int] = field(default_factory=dict)
+
+    def drop(self, name: str, number: int) -> None:
+        """Count candidates as eliminated."""
+        if number:
+            self.eliminated[name] = self.eliminated.get(name, 0) + number
+
+
+class Held(NamedTuple):
+    """Rows, their bytes and verdicts, and which of them the host can hold."""
+
+    rows: Strategy
+    total_bytes: Any
+    verdict: Any
+    host_fits: Any
+
+
+class Fewer(NamedTuple):
+    """Some layers recomputed instead of all, for the rows of full recomputation (``rows``, an index).
+
+    ``most`` numbers lie between none and all; at depth ``tight`` and from there on the plan is tight or better, from
+    ``fitting`` on it fits (0: never). Only where ``laid`` is a plan without recomputation not as good.
+    """
+
+    rows: Any
+    most: Any
+    laid: Any
+    tight: Any
+    fitting: Any
+
+
+def blocks(request: Request, calibration: Calibration, tally: Tally) -> Iterator[Block]:
+    """Every legal candidate, evaluated, in blocks; ``tally`` counts them, and those that were eliminated."""
+    for space in spaces(request):
+        tally.total += space.size
+        sieve = Sieve(request, space, tally.eliminated)
+        for rows in grow(request, space, sieve):
+            held = _held(request, calibration, rows)
+            fewer = _fewer(request, calibration, held) if space.partial else None
+            for way, of_rows in ways(space, rows):
+                legal = of_rows[sieve.legal(way)]
+                if not len(legal):
+                    continue
+                yield _timed(request, calibration, held, way.cp_method, legal, tally)
+                if fewer is not None:
+                    yield from _timed_fewer(request, calibration, held, way.cp_method, legal, fewer, tally)
+
+
+def _held(request: Request, calibration: Calibration, rows: Strategy) -> Held:
+    import numpy
+
+    total_bytes = _total_bytes(request, calibration, rows)
+    host_fits, limit = numpy.ones(len(total_bytes), dtype=bool), request.cluster.host_memory_bytes
+    if limit:
+        needed = host_memory(request.model, request.cluster, request.workload, rows, calibration)
+        host_fits &= needed.total_bytes <= limit
+    return Held(rows, total_bytes, verdict(total_bytes, request.cluster.accelerator.memory_bytes), host_fits)
+
+
+def _timed(request: Request, calibration: Calibration, held: Held, method: str, legal: Any, tally: Tally) -> Block:
+    """The ``legal`` rows by one method of context parallelism."""
+    verdicts, host_fits = held.verdict[legal], held.host_fits[legal]
+    fits = verdicts != NO
+    tally.drop(MEMORY, len(legal) - int(fits.sum()))
+    tally.drop(HOST_MEMORY, int((fits & ~host_fits).sum()))
+    fits &= host_fits
+    tally.feasible += int(fits.sum())
+    strategy = _by(held.rows.select(legal), method)
+    return Block(strategy, held.total_bytes[legal], verdicts, _seconds(request, calibration, strategy, fits))
+
+
+def _fewer(request: Request, calibration: Calibration, held: Held) -> Fewer | None:
+    import numpy
+
+    every = depths(request.model.num_hidden_layers, held.rows)
+    rows = numpy.flatnonzero((held.rows.recompute == FULL) & (every > 0))
+    if not len(rows):
+        return None
+    laid = held.host_fits[rows] & ~_fits_without(held, rows)
+    most = every[rows]
+    tight, fitting = numpy.ones_like(most), numpy.ones_like(most)  # all of them, where there are none at all
+    if laid.any():
+        limit = request.cluster.accelerator.memory_bytes
+        some = held.rows.select(rows[laid])
+        tight[laid], fitting[laid] = fewest(
+            some, most[laid], lambda part: _total_bytes(request, calibration, part), (limit, COMFORT * limit)
+        )
+    return Fewer(rows, most, laid, tight, fitting)
+
+
+def _fits_without(held: Held, rows: Any) -> Any:
+    """Of rows of full recomputation: whether the same strategy without any fits, as far as the rows beside tell.
+
+    The values of the last axis lie side by side: none, selective, full.
+    """
+    import numpy
+
+    at = numpy.maximum(rows - (len(RECOMPUTE) - 1), 0)
+    recompute: Any = held.rows.recompute
+    return (recompute[at] == NONE) & (held.verdict[at] == FITS)
+
+
+def _timed_fewer(
+    request: Request, calibration: Calibration, held: Held, method: str, legal: Any, fewer: Fewer, tally: Tally
+) -> Iterator[Block]:
+    """Of ``legal`` rows by one method: the fewest layers with which they fit, and with which they are tight."""
+    import numpy
+
+    alive = numpy.zeros(len(held.total_bytes), dtype=bool)
+    alive[legal] = True
+    here = alive[fewer.rows]
+    host_fits, feasible = here & held.host_fits[fewer.rows], fewer.most - fewer.tight + 1
+    number = int(feasible[host_fits & (fewer.tight > 0)].sum())
+    tally.total += int(fewer.most[here].sum())
+    tally.feasible += number
+    tally.drop(HOST_MEMORY, int(fewer.most[here & ~host_fits].sum()))
+    tally.drop(MEMORY, int(fewer.most[host_fits].sum()) - number)
+    first = numpy.flatnonzero(here & fewer.laid & (fewer.tight > 0))
+    second = numpy.flatnonzero(here & fewer.laid & (fewer.fitting > 0) & (fewer.fitting != fewer.tight))
+    if len(first):
+        depth = numpy.concatenate((fewer.tight[first], fewer.fitting[second]))
+        rows = held.rows.select(fewer.rows[numpy.concatenate((first, second))])
+        chosen = _by(at_depth(rows, depth), method)
+        total_bytes = _total_bytes(request, calibration, chosen)
+        verdicts = verdict(total_bytes, request.cluster.accelerator.memory_bytes)
+        seconds = _seconds(request, calibration, chosen, numpy.ones(len(depth), dtype=bool))
+        yield Block(chosen, total_bytes, verdicts, seconds)
+
+
+def _by(rows: Strategy, method: str) -> Strategy:
+    return msgspec.structs.replace(rows, cp_method=method)
+
+
+def _total_bytes(request: Request, calibration: Calibration, rows: Strategy) -> Any:
+    import numpy
+
+    needed = memory(request.model, request.cluster, request.workload, rows, calibration).total_bytes
+    return needed + numpy.zeros(len(rows.dp))  # type: ignore[arg-type]
+
+
+def _seconds(request: Request, calibration: Calibration, rows: Strategy, timed: Any) -> Any:
+    """Seconds of a step of the ``timed`` rows, infinite for the others."""
+    import numpy
+
+    seconds = numpy.full(len(timed), numpy.inf)
+    if timed.any():
+        chosen = rows if timed.all() else rows.select(timed)
+        parts = communication(request.model, request.cluster, request.workload, chosen, calibration)
+        seconds[timed] = step(request.model, request.cluster, request.workload, chosen, parts, calibration).seconds
+    return seconds
