@@ -18,6 +18,16 @@ def test_pairs_by_hand() -> None:
     assert pairs_in_order([(1.0, 10.0), (2.0, 8.0), (3.0, 12.0)]) == (2, 3)
     assert pairs_in_order([(1.0, 5.0), (2.0, 5.0)]) == (0, 0)
     assert pairs_in_order([(1.0, 5.0), (1.0, 6.0)]) == (0, 1)
+    assert pairs_in_order([(1.0, 5.1), (2.0, 5.0)]) == (0, 0)  # measured alike
+
+
+def test_repeated_runs_are_one_strategy() -> None:
+    """Two of three runs repeat a strategy: two strategies have no rank correlation, and their medians one order."""
+    rows = written(
+        {"tp": 2, "step_time_s": 9}, {"id": "b", "tp": 2, "step_time_s": 11}, {"id": "c", "tp": 8, "step_time_s": 20}
+    )
+    times = validated(rows)["summary"]["all"]["step_time"]
+    assert (times["rank_correlation"], times["rank_groups"], times["choice"]["pairs"]) == (None, 0, 1)
 
 
 def test_choice_of_a_file() -> None:

@@ -8,9 +8,10 @@ from itertools import combinations
 from typing import Any
 
 from toolkit.validate.score import Score
-from toolkit.validate.statistics import spearman
+from toolkit.validate.statistics import percentile, spearman
 
-SMALLEST_GROUP = 3  # runs; two are in order or not, by chance as often as not
+SMALLEST_GROUP = 3  # strategies; two are in order or not, by chance as often as not
+ALIKE = 0.03  # half of the runs that a source repeats with nothing changed differ by more than 2.7 %
 # runs that agree in these columns differ only in strategy
 SAME_JOB = (
     *("source", "model", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq_len", "n_experts", "top_k"),
@@ -22,23 +23,27 @@ Pair = tuple[float, float]  # predicted, measured
 
 
 def groups(pairs: Iterable[tuple[Score, Pair]], least: int) -> list[list[Pair]]:
-    """Runs that differ only in strategy: groups of at least ``least`` runs with at least two strategies."""
-    found: dict[tuple[str, ...], list[tuple[Score, Pair]]] = {}
+    """Runs that differ only in strategy: groups of at least ``least`` strategies, a pair for each.
+
+    Runs of one strategy repeat a measurement: their median counts, or the order of noise would be scored.
+    """
+    found: dict[tuple[str, ...], dict[str, list[Pair]]] = {}
     for each, pair in pairs:
         row = each.job.row
         key = (*(row.text(column) for column in SAME_JOB), row.text("mem_basis"))
-        found.setdefault(key, []).append((each, pair))
+        strategy = repr((each.job.strategy, each.job.workload))
+        found.setdefault(key, {}).setdefault(strategy, []).append(pair)
     return [
-        [pair for _, pair in group]
+        [(runs[0][0], percentile([measured for _, measured in runs], 0.5)) for runs in group.values()]
         for group in found.values()
-        if len(group) >= least and len({repr(each.job.strategy) for each, _ in group}) > 1
+        if len(group) >= least
     ]
 
 
 def rank_correlation(pairs: Iterable[tuple[Score, Pair]]) -> tuple[float | None, int]:
-    """Spearman's coefficient of each group of runs that differ only in strategy, averaged by the number of runs.
+    """Spearman's coefficient of each group of runs that differ only in strategy, averaged by the number of strategies.
 
-    A group has at least three runs with at least two strategies. Returns the mean and the number of groups.
+    A group has at least three strategies. Returns the mean and the number of groups.
     """
     total, weight, count = 0.0, 0, 0
     for group in groups(pairs, SMALLEST_GROUP):
@@ -59,11 +64,15 @@ def regret(group: Sequence[Pair]) -> float:
 
 
 def pairs_in_order(group: Sequence[Pair]) -> tuple[int, int]:
-    """Pairs of runs that the prediction orders as the measurement does, and pairs that were measured unequal."""
+    """Pairs of strategies that the prediction orders as the measurement does, and pairs whose order is known.
+
+    Those measured within ``ALIKE`` of each other have none.
+    """
     right = pairs = 0
     for (p, m), (q, n) in combinations(group, 2):
-        pairs += m != n
-        right += (p - q) * (m - n) > 0
+        if max(m, n) > (1.0 + ALIKE) * min(m, n):
+            pairs += 1
+            right += (p - q) * (m - n) > 0
     return right, pairs
 
 
