@@ -58,19 +58,28 @@ def table_5_seconds(row: dict[str, Any], kept: str) -> float:
 @pytest.mark.parametrize("kept", ["full", "selective"])
 @pytest.mark.parametrize("row", TABLE_5, ids=lambda row: row["name"])
 def test_korthikanti_table_5(row: dict[str, Any], kept: str) -> None:
-    """Eight measured iterations of 22B to 1T models, each within 11 %."""
-    assert table_5_seconds(row, kept) == pytest.approx(row[kept], rel=0.11)
+    """Eight measured iterations of 22B to 1T models, each within 8 %."""
+    assert table_5_seconds(row, kept) == pytest.approx(row[kept], rel=0.08)
 
 
 def test_korthikanti_table_5_mean() -> None:
-    """Mean error over the table below 5.9 %: between calculon (3.65 %) and SimuMax (5.85 %); in sample."""
+    """Mean error over the table below 3 %: calculon 3.65 %, SimuMax 5.85 % (peers' own figures); in sample."""
     errors = [abs(table_5_seconds(row, kept) / row[kept] - 1) for row in TABLE_5 for kept in ("full", "selective")]
-    assert sum(errors) / len(errors) < 0.059
+    assert sum(errors) / len(errors) < 0.03
 
 
-@pytest.mark.parametrize("row", [r for r in TABLE_1 if r["framework"] == "megatron"], ids=lambda row: row["name"])
-def test_narayanan_table_1(row: dict[str, Any]) -> None:
-    """Ten runs on 32 to 3,072 GPUs, each within 12 %."""
+@pytest.mark.parametrize(("cut", "measured"), [(0, 19.6), (1, 19.0)])
+def test_korthikanti_table_4(cut: int, measured: float) -> None:
+    """Milliseconds of one layer of 22B, forward and backward, without recomputation: within 6 %."""
+    strategy = Strategy(framework="megatron", tp=8, micro_batch_size=4, sequence_parallel=cut)
+    workload = Workload(sequence_length=2048, global_batch_size=4, **OLD)
+    steps = [timed(gpt(layers, 6144, 64), cluster(8), workload, strategy)[1] for layers in (24, 48)]
+    less, more = (step.compute_seconds + step.exposed_tp_seconds for step in steps)
+    assert 1e3 * (more - less) / 24 == pytest.approx(measured, rel=0.06)
+
+
+def narayanan_error(row: dict[str, Any]) -> float:
+    """(predicted - measured) / measured; Megatron-LM of 2021 overlapped neither tensor nor data parallelism."""
     s, h, layers = 2048.0, float(row["hidden"]), float(row["layers"])
     flop = 96.0 * row["batch"] * s * layers * h * h * (1 + s / (6 * h) + 51200 / (16 * layers * h))
     measured = flop / (row["tflops"] * 1e12 * row["gpus"])
@@ -85,11 +94,27 @@ def test_narayanan_table_1(row: dict[str, Any]) -> None:
         micro_batch_size=row["micro"],
         gradient_accumulation_steps=row["batch"] // (row["micro"] * dp),
         recompute=2,
+        tp_overlap="none",
+        dp_overlap="none",
     )
     workload = Workload(sequence_length=2048, global_batch_size=row["batch"], **OLD)
     model = gpt(row["layers"], row["hidden"], row["heads"], learned_positions=2048)
     _, step = timed(model, cluster(row["gpus"]), workload, strategy)
-    assert step.seconds == pytest.approx(measured, rel=0.12)
+    return step.seconds / measured - 1
+
+
+NARAYANAN = [row for row in TABLE_1 if row["framework"] == "megatron"]
+
+
+@pytest.mark.parametrize("row", NARAYANAN, ids=lambda row: row["name"])
+def test_narayanan_table_1(row: dict[str, Any]) -> None:
+    """Ten runs on 32 to 3,072 GPUs, each within 6 %."""
+    assert abs(narayanan_error(row)) < 0.06
+
+
+def test_narayanan_table_1_mean() -> None:
+    """Mean error below 4 %; nothing was fitted to these runs."""
+    assert sum(abs(narayanan_error(row)) for row in NARAYANAN) / len(NARAYANAN) < 0.04
 
 
 degrees = st.sampled_from([1, 2, 4, 8])
