@@ -164,7 +164,9 @@ def test_ways_of_sharing_keys() -> None:
     assert "1 ranks of a node can exchange heads" in refused(changed("levels", tp=8, cp=2))
 
 
-@pytest.mark.parametrize(("field", "value"), [("schedule", "zb-1p"), ("vocabulary", "spread"), ("tp_overlap", "all")])
+@pytest.mark.parametrize(
+    ("field", "value"), [("schedule", "zb-1p"), ("vocabulary", "spread"), ("tp_overlap", "all"), ("dp_overlap", "none")]
+)
 def test_what_megatron_core_does_not_run_is_refused(field: str, value: str) -> None:
     plan = PLANS["dense"]
     other = msgspec.structs.replace(plan, strategy=msgspec.structs.replace(plan.strategy, **{field: value}))

@@ -82,3 +82,32 @@ def test_latent_attention_takes_megatrons_default_ranks() -> None:
 def test_a_hybrid_without_its_pattern_is_left_out() -> None:
     found = noted("position=none", **SHAPE)
     assert isinstance(found, Skip) and "state-space" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("text", "schedule", "vocabulary"),
+    [
+        ("schedule ZB-2p*; 4.36 samples/GPU/s printed", "zb-2p", "ends"),
+        ("schedule ZB-V; first and last stage have one layer fewer", "zb-v", "ends"),
+        ("ZB-H1 of the paper", "zb-1p", "ends"),
+        ("schedule 1F1B-I", "1f1b", "ends"),
+        ("method redis: 1F1B with layers redistributed away from last stage", "1f1b", "balanced"),
+        ("method vocab-2: vocab layers sharded over pipeline ranks", "1f1b", "spread"),
+        ("method baseline: 1F1B, vocab layers on first/last stage", "1f1b", "ends"),
+    ],
+)
+def test_pipelines(text: str, schedule: str, vocabulary: str) -> None:
+    assert (said(text).schedule, said(text).vocabulary) == (schedule, vocabulary)
+
+
+@pytest.mark.parametrize(
+    ("text", "overlap"),
+    [
+        ("overlap_grad_reduce=False, overlap_param_gather=False", "none"),
+        ("overlap_grad_reduce=True, overlap_param_gather=False", "gradients"),
+        ("overlap_grad_reduce=True, overlap_param_gather=True", "all"),
+        ("10 steps", ""),
+    ],
+)
+def test_overlap_of_the_data_axis(text: str, overlap: str) -> None:
+    assert said(text).data_overlap == overlap

@@ -122,7 +122,8 @@ def require_megatron(problems: Problems, plan: Plan) -> None:
             problems.add(
                 f"cp {s.cp} has no two levels: {inner} ranks of a node can exchange heads", "use --cp-method p2p or a2a"
             )
-    for name, usual in (("schedule", "1f1b"), ("vocabulary", "ends"), ("tp_overlap", "backward")):
+    unusual = (("schedule", "1f1b"), ("vocabulary", "ends"), ("tp_overlap", "backward"), ("dp_overlap", "all"))
+    for name, usual in unusual:
         if getattr(s, name) != usual:
             problems.add(
                 f"{name} {getattr(s, name)} is not something that these files can state",

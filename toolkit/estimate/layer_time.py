@@ -91,7 +91,7 @@ def layer_seconds(work: LayerWork, rate: Rates, workload: Workload, s: Strategy,
         attention=core + core_backward,
         products=linear,
         gradient=gradient,
-        idle=bound[0] - forward + bound[1] - backward,
+        idle=0.0 if workload.launch_blocking else bound[0] - forward + bound[1] - backward,
     )
 
 

@@ -32,8 +32,8 @@ ORDER = (
     "recompute_layers",
 )
 # fields that are the same for all rows of a space
-CONSTANT = frozenset(("framework", "schedule", "vocabulary", "tp_overlap", "recompute_layers"))
-MOST_ROWS = 2**18  # of one piece: a column takes 2 MiB, an evaluation some dozens of columns
+CONSTANT = frozenset(("framework", "schedule", "vocabulary", "tp_overlap", "dp_overlap", "recompute_layers"))
+MOST_ROWS = 2**16  # of one piece: a column takes 512 KiB, an evaluation some dozens of columns
 
 Columns = dict[str, Any]
 # (strategy, the fields of it that are known, rows of the product behind each row) -> rows to keep, None for all

@@ -214,7 +214,7 @@ def _strategy(row: Row, model: ModelSpec, gpus: int, cluster: ClusterSpec, assum
         schedule=notes_of(row).schedule,
         vocabulary=notes_of(row).vocabulary,
         tp_overlap=words.tensor_overlap_of(name, bool(cut)),
-        dp_overlap=words.data_overlap_of(name),
+        dp_overlap=notes_of(row).data_overlap or words.data_overlap_of(name),
     )
 
 

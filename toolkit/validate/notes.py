@@ -38,6 +38,7 @@ class Notes(NamedTuple):
     schedule: Literal["1f1b", "zb-1p", "zb-2p", "zb-v"]
     vocabulary: Literal["ends", "balanced", "spread"]  # fewer layers beside it, or cut over the pipeline
     launch_blocking: bool  # CUDA_LAUNCH_BLOCKING=1
+    data_overlap: Literal["", "none", "gradients", "all"]  # overlap_grad_reduce=, overlap_param_gather=
     expert_dispatch: Literal["alltoall", "deepep"]  # DeepEP, or NVIDIA's HybridEP
     expert_overlap: bool  # a2a_overlap=True
     cuda_graphs: Literal["none", "attention", "full"]  # cuda_graph=full_iteration; of modules by Transformer Engine
@@ -60,6 +61,7 @@ def notes_of(row: Row) -> Notes:
         schedule=_schedule(text.casefold()),
         vocabulary=_vocabulary(text.casefold()),
         launch_blocking="CUDA_LAUNCH_BLOCKING=1" in text,
+        data_overlap=_data_overlap(text),
         expert_overlap=re.search(r"\ba2a_overlap ?= ?true\b", text.casefold()) is not None,
         cuda_graphs=_cuda_graphs(text.casefold()),
         expert_dispatch="deepep" if re.search(r"\b(deepep|hybridep)\b", text.casefold()) else "alltoall",
@@ -72,6 +74,15 @@ def _cuda_graphs(text: str) -> Literal["none", "attention", "full"]:
     if named is None or named[1] in ("none", "false"):
         return "none"
     return "full" if "full" in named[1] else "attention"
+
+
+def _data_overlap(text: str) -> Literal["", "none", "gradients", "all"]:
+    reduce, gather = (re.search(rf"\boverlap_{what}=(True|False)\b", text) for what in ("grad_reduce", "param_gather"))
+    if reduce is None:
+        return ""
+    if reduce[1] == "False":
+        return "none"
+    return "all" if gather is not None and gather[1] == "True" else "gradients"
 
 
 def _schedule(text: str) -> Literal["1f1b", "zb-1p", "zb-2p", "zb-v"]:
