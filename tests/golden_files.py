@@ -43,6 +43,7 @@ ELSE: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("aws-p4d", "4x8", {}),
 )
 ESTIMATES = ("memory", "host_memory", "communication", "step", "resilience")
+INTERVALS = ("step_interval80", "memory_interval80")
 DIGITS = 6
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from toolkit.cli.plans import expected
 from toolkit.cli.request import Asked
 from toolkit.equation import trace
 from toolkit.estimate.communication import communication
@@ -48,6 +49,8 @@ def explain_plan(out: Any, asked: Asked, plan: Plan) -> None:
 
     sent = show("communication of a GPU in one step", communication, *arguments, asked.calibration)
     terminal.axes(out, sent)
+
+    show("failures and checkpoints", expected, asked, plan.strategy.framework, plan.step.seconds)
 
     title = "time of a step: likely, with perfect overlap (fraction 1) and with none (fraction 0)"
     show(title, step, *arguments, sent, asked.calibration)

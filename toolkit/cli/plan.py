@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     metavar="BUDGET",
     help="Size and tokens that a budget trains best: 1e24 (FLOP), '3640 PF-days', '2000 GPU-days'.",
 )
-@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="How many layouts to show.")
+@click.option(
+    "--top", type=click.IntRange(min=1), default=10, show_default=True, help="How many layouts to show; of a front too."
+)
 @click.option("--pick", type=click.IntRange(min=1), default=1, show_default=True, help="Which rank --out writes.")
 @click.option("--explain", is_flag=True, help="Show the formula and values behind every number.")
 @click.option("--out", type=click.Path(file_okay=False), help="Write plan.json, configs and launch scripts here.")

@@ -37,7 +37,7 @@ def plan_of(asked: Asked, choice: Choice, reason: tuple[str, ...]) -> Plan:
         step=estimate.step,
         step_interval80=step_interval,
         memory_interval80=memory_interval,
-        resilience=_resilience(asked, choice),
+        resilience=expected(asked, choice.strategy.framework, choice.estimate.step.seconds),
         memory_limit_bytes=choice.limit_bytes,
         total_parameters=counts.total,
         active_parameters=counts.active,
@@ -47,7 +47,7 @@ def plan_of(asked: Asked, choice: Choice, reason: tuple[str, ...]) -> Plan:
     )
 
 
-def _resilience(asked: Asked, choice: Choice) -> ResilienceEstimate | None:
+def expected(asked: Asked, framework: str, step_seconds: float) -> ResilienceEstimate | None:
     """The checkpoint interval that suits the cluster's failures, and what to expect of the run."""
     request = asked.request
     known = reliability_of(request.cluster)
@@ -56,9 +56,9 @@ def _resilience(asked: Asked, choice: Choice) -> ResilienceEstimate | None:
     return resilience(
         request.model,
         request.workload,
-        choice.strategy.framework,
+        framework,
         request.cluster.num_gpus,
-        choice.estimate.step.seconds,
+        step_seconds,
         known,
         planned_steps(asked.contract),
     )

@@ -16,6 +16,7 @@ from toolkit.gpu_ranges import GpuRange, between, parse_range
 if TYPE_CHECKING:
     from toolkit.plan import Plan
     from toolkit.search.sweep import Entry, Sweep
+    from toolkit.whole_run import WholeRun
 
 SAME_BATCH = (
     "the global batch and the whole contract are the same at every GPU count; efficiency is strong scaling, against "
@@ -67,7 +68,11 @@ def asked_for(options: dict[str, Any]) -> list[Asked]:
             given = clusters_of(options)
         except ToolkitError as error:
             problems.absorb(error)
-            build(options | {"gpus": "8"}) if not problems.found else None
+        if problems.found:
+            try:
+                build(options | {"gpus": "1"})  # for what else is wrong
+            except ToolkitError as error:
+                problems.found += [each for each in error.problems if each not in problems.found]
     if given is None:
         raise AssertionError("problems were found, but not raised")
     clusters, said, counts = given
@@ -151,7 +156,7 @@ def _counts(asked: list[Asked], plans: list[Plan | None], found: Sweep) -> list[
                 "marginal_efficiency": entry.marginal,
                 "gpu_hours_per_billion_tokens": gpu_hours,
                 "cost_per_billion_tokens": gpu_hours * price if price else None,
-                "cost": run.expected_cost or run.cost if run else None,
+                "cost": _cost(run, plan) if run else None,
                 "marks": [
                     name for name in ("knee", "fastest", "cheapest", "leanest") if getattr(found, name) == entry.gpus
                 ],
@@ -160,6 +165,11 @@ def _counts(asked: list[Asked], plans: list[Plan | None], found: Sweep) -> list[
             }
         )
     return rows
+
+
+def _cost(run: WholeRun, plan: Plan) -> float | None:
+    """Of the whole run, failures included where they are known; None without a price, or where it never ends."""
+    return run.cost if plan.resilience is None else run.expected_cost
 
 
 def _why(entry: Entry) -> str:

@@ -14,7 +14,7 @@ from rich.text import Text
 from toolkit import strategy as strategies
 from toolkit.plan import SCHEMA
 from toolkit.report.runs import UNKNOWN, money
-from toolkit.report.terminal import paragraph
+from toolkit.report.terminal import paragraph, seconds_in_words
 from toolkit.units import format_bytes, format_count, format_seconds
 
 KNEE = (
@@ -96,7 +96,16 @@ def heading(out: Console, model: Any, total: int, active: int, cluster: Any, wor
 def table(out: Console, sweep: dict[str, Any]) -> None:
     """One line for each count."""
     timed = any(row["plan"] and row["plan"]["whole_run"] for row in sweep["counts"])
-    heads = ["GPUs", "memory\nGiB", "step\ns", "tokens/s", "speed-\nup", "effi-\nciency", "GPU-h per\n1B tokens"]
+    heads = [
+        "GPUs",
+        "memory\nGiB",
+        "step\ns",
+        "step s\n80 %",
+        "tokens/s",
+        "speed-\nup",
+        "effi-\nciency",
+        "GPU-h per\n1B tokens",
+    ]
     priced = sweep["price_per_gpu_hour"] is not None
     heads += ["cost per\n1B tokens"] if priced else []
     heads += ["days", "good-\nput"] if timed else []
@@ -112,22 +121,24 @@ def table(out: Console, sweep: dict[str, Any]) -> None:
 
 def _cells(row: dict[str, Any], priced: bool, timed: bool) -> list[str]:
     plan = row["plan"]
-    seconds = plan["step"]["seconds"]
+    seconds, bars = plan["step"]["seconds"], plan["step"]["interval80"]
     cells = [
         f"{row['gpus']:,}",
         f"{plan['memory']['total_bytes'] / 2**30:.1f}" + ("!" if plan["verdict"] == "tight" else ""),
-        f"{seconds:.3g}" if seconds < 1000 else f"{seconds:,.0f}",
-        f"{row['tokens_per_second']:,.0f}",
+        seconds_in_words(seconds),
+        f"{seconds_in_words(bars['low_seconds'])}-{seconds_in_words(bars['high_seconds'])}" if bars else "-",
+        format_count(row["tokens_per_second"]),
         f"{row['speed_up']:.3g}",
         f"{row['efficiency']:.0%}",
         f"{row['gpu_hours_per_billion_tokens']:.3g}",
         *([money(row["cost_per_billion_tokens"])] if priced else []),
     ]
     if timed:
-        run = plan["whole_run"]
+        run, failures = plan["whole_run"], plan["resilience"]
+        ends = failures is None or run["expected_seconds"] is not None
         cells += [
-            f"{(run['expected_seconds'] or run['seconds']) / 86400.0:.3g}",
-            UNKNOWN if run["goodput"] is None else f"{run['goodput']:.1%}",
+            f"{(run['expected_seconds'] or run['seconds']) / 86400.0:.3g}" if ends else "never",
+            UNKNOWN if failures is None else f"{failures['goodput']:.1%}",
             *([money(row["cost"])] if priced else []),
         ]
     return cells
@@ -153,11 +164,12 @@ def summary(out: Console, sweep: dict[str, Any], objective: str) -> None:
 
 
 def front(out: Console, points: Sequence[Any], most: int, workload: Any) -> None:
-    """The Pareto front of one count in at most ``most`` lines, that of several in three for each."""
+    """The Pareto front of one count in at most ``most`` lines, that of several in at most three for each."""
     title = f"Pareto front of step time, memory and GPUs: {len(points):,} plans"
     if len({each.gpus for each in points}) > 1:
-        shown = representatives(points)
-        title += "; of each count the fastest, the leanest, and the one with the least time x memory"
+        shown = representatives(points, most)
+        words = ("the fastest", "the leanest", "the one with the least time x memory")[:most]
+        title += f"; of each count {' and '.join(words)}"
     else:
         shown, epsilon = thinned(points, most)
         if epsilon:
@@ -177,17 +189,17 @@ def front(out: Console, points: Sequence[Any], most: int, workload: Any) -> None
     out.print(_table(out, ["GPUs", "step", "memory\nGiB", "verdict", "GPU-h per\n1B tokens", "plan"], rows))
 
 
-def representatives(points: Sequence[Any]) -> list[Any]:
-    """Of each count the fastest, the one with the least product of time and memory, and the leanest."""
+def representatives(points: Sequence[Any], most: int = 3) -> list[Any]:
+    """Of each count the fastest, the leanest, and the one with the least time x memory: the first ``most`` of them."""
     shown: list[Any] = []
     for gpus in sorted({each.gpus for each in points}):
         here = [each for each in points if each.gpus == gpus]
         wanted = (
             min(here, key=lambda each: each.seconds),
-            min(here, key=lambda each: each.seconds * each.total_bytes),
             min(here, key=lambda each: each.total_bytes),
-        )
-        shown += [each for place, each in enumerate(wanted) if each not in wanted[:place]]
+            min(here, key=lambda each: each.seconds * each.total_bytes),
+        )[:most]
+        shown += sorted({id(each): each for each in wanted}.values(), key=lambda each: each.seconds)
     return shown
 
 

@@ -79,8 +79,8 @@ def plans_table(out: Console, plans: Sequence[Plan]) -> None:
             f"{plan.memory.total_bytes / 2**30:.1f}",
             _between(plan.memory_interval80, lambda value: f"{value / 2**30:.0f}"),
             Text(plan.verdict, style=_VERDICT_STYLE[plan.verdict]),
-            _seconds(step.seconds),
-            _between(plan.step_interval80, _seconds),
+            seconds_in_words(step.seconds),
+            _between(plan.step_interval80, seconds_in_words),
             f"{step.tokens_per_second_per_gpu:,.0f}",
             f"{step.mfu:.1%}",
         )
@@ -105,7 +105,7 @@ def error_bars(out: Console, title: str, plan: Plan) -> None:
     reasons(out, title, sentences)
 
 
-def _seconds(value: float) -> str:
+def seconds_in_words(value: float) -> str:
     """Three digits, never as a power of ten."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
