@@ -1,4 +1,4 @@
-"""Equations T5, T6, T17, T19 and T20: seconds of one optimizer step, by part.
+"""Equations T5, T6, T17, T19, T20 and T29: seconds of one optimizer step, by part.
 
 ``step(model, cluster, workload, strategy, communication, calibration)`` adds what one GPU of the slowest pipeline
 stage does: matrix products and attention at their reached rates, element-wise operations at memory bandwidth, what
@@ -7,7 +7,7 @@ is computed again, communication that nothing hides, the pipeline bubble, the op
 Overlap model: communication of an axis hides behind a window of computation, ``hidden = f * min(T, window)``, and
 what is hidden still slows computation by ``overlap_slowdown``. ``lower_seconds`` takes ``f = 1`` without slowdown,
 ``upper_seconds`` takes ``f = 0``: they bound the overlap, not the error of the kernel rates.
-Left out: stragglers, failures, checkpoints, evaluation, warm-up.
+Left out: failures, checkpoints, evaluation, warm-up.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ from toolkit.estimate.update import update_seconds, updated_parameters
 from toolkit.estimate.work import layer_work
 from toolkit.estimates import CommunicationEstimate, StepEstimate
 from toolkit.model import ModelSpec
-from toolkit.numeric import Number, ceil_div, maximum, minimum, where
+from toolkit.numeric import Number, ceil_div, log2, maximum, minimum, where
 from toolkit.strategy import Strategy
 from toolkit.workload import Workload
+
+LOG2_E = 1.4426950408889634
 
 
 @equation("T5", "T - f*min(T, window)")
@@ -135,11 +137,11 @@ def step(
     updated = updated_parameters(work, s, layers)
     optimizer, copies, hidden_copies = update_seconds(cluster, work, workload, s, c, rate, updated, micro)
     offload = copies + hidden_copies * (1.0 - c["offload_hidden_fraction"])
-    overhead = c["step_overhead_seconds"]
+    gpus = 1.0 * s.tp * s.pp * s.cp * s.dp
+    overhead = c["step_overhead_seconds"] + straggler_seconds(compute + recompute, gpus, c["jitter"])
 
     base = compute + recompute + optimizer + overhead
     seconds = base + sum(likely) + offload
-    gpus = 1.0 * s.tp * s.pp * s.cp * s.dp
     tokens = float(workload.global_batch_size) * workload.sequence_length
     forward = forward_flop_per_token(model, workload)
     model_flop = tokens * model_flop_per_token(model, workload)
@@ -165,6 +167,17 @@ def step(
         mfu=utilization(model_flop, gpus, rate.peak, seconds),
         hfu=utilization(model_flop + redone, gpus, rate.peak, seconds),
     )
+
+
+@equation("T29", "sigma*t*sqrt(2*ln(n))")
+def straggler_seconds(computed: Number, gpus: Number, sigma: float) -> Number:
+    """How much later than the mean the slowest of ``n`` GPUs is, when their compute seconds ``t`` vary by ``sigma``.
+
+    A step waits for all of them. The expected largest of ``n`` normal deviates, for large ``n``.
+
+    Source: extreme values of the normal distribution (Cramer 1946, section 28.6).
+    """
+    return sigma * computed * (2.0 * log2(gpus) / LOG2_E) ** 0.5
 
 
 @equation("T17", "min(m, max(1, p*(v - 1)/v))")
