@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 # What the options and recipes take: far above any use, and products of these stay far below the 2^63 of a column.
@@ -42,11 +44,13 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     gradient_accumulation_dtype: str = "default"  # default (the framework's own) | bf16 | fp32
     dropout: bool = False
     # how tokens travel to experts. alltoall: every copy by itself; deepep: once to each node (DeepEP, HybridEP)
-    expert_dispatch: str = "alltoall"
-    expert_overlap: bool = False  # travel of one micro batch beside the computation of another (Megatron's 1F1B overlap)
+    expert_dispatch: Literal["alltoall", "deepep"] = "alltoall"
+    expert_overlap: bool = (
+        False  # travel of one micro batch beside the computation of another (Megatron's 1F1B overlap)
+    )
     # what CUDA graphs hold, so that the host does not issue it kernel by kernel. attention: attention, norms and the
     # router (Transformer Engine's partial graphs); full: the whole iteration
-    cuda_graphs: str = "none"
+    cuda_graphs: Literal["none", "attention", "full"] = "none"
     launch_blocking: bool = False  # CUDA_LAUNCH_BLOCKING=1: the host waits for every kernel, nothing runs beside it
     # what computes layers and loss. default: what the framework of the strategy brings; loss: the loss alone is fused;
     # fused: norms, activations and the loss by compiled or hand-written kernels; megatron: Megatron's layers under

@@ -203,3 +203,10 @@ def test_nothing_depends_on_id_or_source() -> None:
         other.workload,
         other.strategy,
     )
+
+
+def test_gradients_of_recipes_are_summed_in_bf16() -> None:
+    assert job(framework="Megatron-LM").workload.gradient_accumulation_dtype == "default"
+    assert job(framework="NeMo 24.12").workload.gradient_accumulation_dtype == "bf16"
+    assert job(framework="NeMo 24.12", optimizer="Muon").workload.gradient_accumulation_dtype == "default"
+    assert job(framework="NeMo 24.12", precision_norm="fp32").workload.gradient_accumulation_dtype == "default"

@@ -111,3 +111,22 @@ def test_pipelines(text: str, schedule: str, vocabulary: str) -> None:
 )
 def test_overlap_of_the_data_axis(text: str, overlap: str) -> None:
     assert said(text).data_overlap == overlap
+
+
+@pytest.mark.parametrize(
+    ("text", "dispatch", "overlap", "graphs"),
+    [
+        ("cuda_graph=full_iteration/[], dispatcher=hybridep, a2a_overlap=True", "deepep", True, "full"),
+        ("cuda_graph=transformer_engine/['attn', 'moe_router'], a2a_overlap=False", "alltoall", False, "attention"),
+        ("cuda_graph=None/None", "alltoall", False, "none"),
+        ("dispatcher DeepEP; expert-TP 1", "deepep", False, "none"),
+        ("batch ramp; DualPipe; micro-batch not stated", "deepep", True, "none"),
+    ],
+)
+def test_how_tokens_travel_to_experts_and_what_graphs_hold(
+    text: str, dispatch: str, overlap: bool, graphs: str
+) -> None:
+    found = noted(text)
+    assert isinstance(found, Job)
+    work = found.workload
+    assert (work.expert_dispatch, work.expert_overlap, work.cuda_graphs) == (dispatch, overlap, graphs)

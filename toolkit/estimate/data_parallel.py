@@ -143,9 +143,11 @@ def _data_group(
         # its buckets (h^2 elements) and prefetches (0.9 h^2) hold about one matrix each; the others send whole layers
         layers = layers * work.kernels
     elif s.framework == "megatron":
-        layers = megatron_buckets(parameters, size)
+        layers = megatron_buckets(parameters * trained, size)
     gradients = parameters * trained * gradient_bytes(workload, s.framework) / layers
-    weights = parameters * value_bytes(workload) / layers
+    # parameters kept in fp8 alone are gathered so (megatron-core fp8_param_gather)
+    weights = parameters * (1.0 if workload.weights == "fp8" else value_bytes(workload)) / layers
+    renewed = weights * trained
     steps = s.gradient_accumulation_steps
     everyone = group(net, size, stride)
     reduce = layers * all_reduce_seconds(net, everyone, gradients)
@@ -174,18 +176,18 @@ def _data_group(
         seconds = megatron_step(
             s.zero_stage,
             reduce,
-            trained * layers * all_gather_seconds(net, inner, weights),
+            layers * all_gather_seconds(net, inner, renewed),
             layers * all_gather_seconds(net, inner, gradients),
             layers * all_reduce_seconds(net, outer, gradients / shard),
         )
         sent = megatron_step(
             s.zero_stage,
             reduce_bytes,
-            trained * layers * ring_bytes(shard, weights),
+            layers * ring_bytes(shard, renewed),
             layers * ring_bytes(shard, gradients),
             2.0 * layers * ring_bytes(copies, gradients / shard),
         )
-        gathered = where(s.zero_stage > 0, trained * layers * all_gather_seconds(net, inner, weights), 0.0)
+        gathered = where(s.zero_stage > 0, layers * all_gather_seconds(net, inner, renewed), 0.0)
         late = {"none": seconds, "gradients": gathered, "all": 0.0}[s.dp_overlap]
         return sent, seconds, late
     scatter = layers * all_gather_seconds(net, everyone, gradients)

@@ -108,10 +108,14 @@ def _host_seconds(work: LayerWork, workload: Workload, s: Strategy, c: Calibrati
 def _scan_seconds(
     work: LayerWork, rate: Rates, s: Strategy, c: Calibration, tokens: Number, memory: float
 ) -> tuple[Number, Number]:
-    """Scan of state-space mixers, forward and backward: cut by heads over tp; states are computed again backward."""
+    """Scan of state-space mixers, forward and backward: cut by heads over tp.
+
+    The backward pass costs 2.5 times the forward one, which runs once more: the fused kernel keeps its input alone
+    (mamba_ssm 2.2, ops/triton/ssd_combined.py, MambaSplitConv1dScanCombinedFn).
+    """
     products = tokens * work.scan_flop / s.tp / (rate.peak_wide * c["scan_fraction"])
     traffic = tokens * work.scan_bytes / s.tp / memory
-    return products + traffic, 2.5 * products + 2.5 * traffic
+    return products + traffic, 3.5 * (products + traffic)
 
 
 @equation("T15", "6*tokens*W/tp/rate + logits/bandwidth")

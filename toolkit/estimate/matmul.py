@@ -41,7 +41,8 @@ def peak_flop_per_second(accelerator: Accelerator, precision: str) -> float:
     return float(max(peaks.values()))
 
 
-def _achievable(accelerator: Accelerator, precision: str) -> float:
+def achievable(accelerator: Accelerator, precision: str) -> float:
+    """FLOP/s of the fastest matrix product ever measured on the accelerator, else by the curve of its architecture."""
     measured = accelerator.achievable_flop_per_second
     for name in _FALLBACK.get(precision, ("tf32", "fp32")):
         if name in measured and name in accelerator.peak_flop_per_second:
@@ -104,8 +105,8 @@ def rates(accelerator: Accelerator, workload: Workload, head_dim: int, framework
     return Rates(
         peak=peak_flop_per_second(accelerator, precision),
         peak_wide=peak_wide,
-        matmul=_achievable(accelerator, precision) * sustained,
-        head=_achievable(accelerator, wide) * sustained,
+        matmul=achievable(accelerator, precision) * sustained,
+        head=achievable(accelerator, wide) * sustained,
         attention_forward=attention * sustained,
         attention_backward=attention * curve.backward_ratio * sustained,
         memory=float(accelerator.memory_bandwidth_bytes_per_second),

@@ -39,8 +39,8 @@ class Notes(NamedTuple):
     vocabulary: Literal["ends", "balanced", "spread"]  # fewer layers beside it, or cut over the pipeline
     launch_blocking: bool  # CUDA_LAUNCH_BLOCKING=1
     data_overlap: Literal["", "none", "gradients", "all"]  # overlap_grad_reduce=, overlap_param_gather=
-    expert_dispatch: Literal["alltoall", "deepep"]  # DeepEP, or NVIDIA's HybridEP
-    expert_overlap: bool  # a2a_overlap=True
+    expert_dispatch: Literal["alltoall", "deepep"]  # DeepEP, NVIDIA's HybridEP, DeepSeek's DualPipe
+    expert_overlap: bool  # a2a_overlap=True; DualPipe
     cuda_graphs: Literal["none", "attention", "full"]  # cuda_graph=full_iteration; of modules by Transformer Engine
 
 
@@ -62,9 +62,9 @@ def notes_of(row: Row) -> Notes:
         vocabulary=_vocabulary(text.casefold()),
         launch_blocking="CUDA_LAUNCH_BLOCKING=1" in text,
         data_overlap=_data_overlap(text),
-        expert_overlap=re.search(r"\ba2a_overlap ?= ?true\b", text.casefold()) is not None,
+        expert_overlap=re.search(r"\ba2a_overlap ?= ?true\b|\bdualpipe\b", text.casefold()) is not None,
         cuda_graphs=_cuda_graphs(text.casefold()),
-        expert_dispatch="deepep" if re.search(r"\b(deepep|hybridep)\b", text.casefold()) else "alltoall",
+        expert_dispatch="deepep" if re.search(r"\b(deepep|hybridep|dualpipe)\b", text.casefold()) else "alltoall",
     )
 
 

@@ -8,8 +8,10 @@ from typing import NamedTuple
 
 from toolkit.calibration import Calibration
 from toolkit.estimate.evaluate import evaluate
+from toolkit.estimate.flop import forward_flop_per_token
 from toolkit.estimate.framework_memory import as_measured
 from toolkit.estimate.layout import stages, tables
+from toolkit.estimate.matmul import achievable
 from toolkit.estimate.memory import stage_memory
 from toolkit.estimate.verdict import verdict
 from toolkit.estimates import VERDICTS, Estimate, MemoryEstimate
@@ -73,17 +75,33 @@ def score(job: Job, calibration: Calibration) -> Score | str:
     seen = float(as_measured(held, card, job.strategy, calibration, job.row.text("mem_basis")))
     if not (math.isfinite(seconds) and seconds > 0 and math.isfinite(seen) and seen > 0):
         return "not modelled: the estimate is not a positive number"
+    taken = None if "step_time" in job.unscored else measured_seconds(job.row)
+    if taken is not None and job.workload.precision in job.assumed and taken < _least_seconds(job):
+        return f"missing: precision (faster than any {job.workload.precision} matrix product of {card.name})"
     return Score(
         job=job,
         estimate=found,
         memory=held,
         predicted_seconds=seconds,
-        measured_seconds=None if "step_time" in job.unscored else measured_seconds(job.row),
+        measured_seconds=taken,
         predicted_bytes=seen,
         measured_bytes=None if "peak_memory" in job.unscored else measured_bytes(job.row),
         verdict=VERDICTS[int(verdict(found.memory.total_bytes, card.memory_bytes))],
         outcome=_outcome(job),
     )
+
+
+def _least_seconds(job: Job) -> float:
+    """Seconds of the products of a step alone, at the fastest rate ever measured; of attention the unmasked half."""
+    work, s = job.workload, job.strategy
+    forward = forward_flop_per_token(job.model, work)
+    passes = 3.0 if work.method == "full" else 2.0
+    again = passes + (s.recompute == 2 and s.recompute_layers == 0)
+    layers = again * (forward.matmuls + forward.experts + 0.5 * forward.attention)
+    tokens = 1.0 * work.global_batch_size * work.sequence_length
+    gpus = 1.0 * s.tp * s.pp * s.cp * s.dp
+    rate = achievable(job.cluster.accelerator, work.precision)
+    return float(tokens * (layers + passes * forward.head) / gpus / rate)
 
 
 def measured_seconds(row: Row) -> float | None:
