@@ -13,6 +13,7 @@ MAX_LIVE_PARAMETERS = 1_000_000_000  # stage 3: gathered parameters that may sta
 MAX_REUSE_DISTANCE = 1_000_000_000
 SUB_GROUP_SIZE = 1_000_000_000  # stage 3: elements that one optimizer call updates
 PIN_MEMORY = True
+SWAP_BUFFERS = 4  # of a swap of optimizer states to NVMe
 
 
 def reduce_bucket_elements(hidden_size: int) -> int:

@@ -34,6 +34,7 @@ def command(**options: Any) -> None:
     from toolkit.search.advice import advice
     from toolkit.search.constraints import violated
     from toolkit.search.planner import choose
+    from toolkit.search.remedies import remedies
 
     asked = build(options)
     strategy = strategy_of(asked.request, pins_of(options))
@@ -42,7 +43,10 @@ def command(**options: Any) -> None:
         raise ToolkitError(*(problem for _, problem in broken))
     warnings = tuple(f"warning: {problem.message} ({problem.remedy})" for _, problem in broken)
     choice = choose(asked.request, asked.calibration, strategy)
-    plan = plan_of(asked, choice, (*warnings, *advice(asked.request, choice)))
+    notes = [*warnings, *advice(asked.request, choice)]
+    if choice.verdict != "fits":
+        notes += filter(None, [remedies(asked.request, asked.calibration, strategy)])
+    plan = plan_of(asked, choice, tuple(notes))
     if options["out"] is not None:
         from toolkit.cli.plan import write
 

@@ -2,9 +2,8 @@
 
 Offload keeps per rank what DeepSpeed 0.19.8 was seen to allocate on the CPU: 18 bytes per parameter of the
 shard (16-bit copy 2, float32 gradients 4, master 4, Adam 8), 2 more when the parameters move too, and a pinned
-copy buffer of the largest tensor. A paged optimizer's states may all move to the host. Left out: swap to NVMe (its
-buffers are ``buffer_count`` times the largest sub group, 4 bytes, 3 states and the ranks), shared memory of data
-loaders, the page cache.
+copy buffer of the largest tensor. A paged optimizer's states may all move to the host. Left out: shared memory of data
+loaders, the page cache. Offload to NVMe is not planned; what its buffers take is M21.
 """
 
 from __future__ import annotations
@@ -68,6 +67,17 @@ def sharded_loading_bytes(
     Source: ``fsdp_cpu_ram_efficient_loading`` of accelerate 1.15; ``zero.Init`` in transformers 5.24.
     """
     return parameters * first_rank + ranks * minimum(parameters * bytes_per_value, shard)
+
+
+@equation("M21", "r*c*4*3*min(P/W, sub_group)")
+def swap_buffer_bytes(ranks: float, shard: Number, sub_group: float, buffer_count: float) -> Number:
+    """Host memory of the buffers through which DeepSpeed swaps optimizer states to NVMe, all ranks of a node.
+
+    ``c`` buffers of one float32 sub group each for master copy and both moments. Source: DeepSpeed 0.19.8
+    ``runtime/zero/offload_config.py`` (``buffer_count`` 4), ``swap_tensor/partitioned_optimizer_swapper.py``;
+    microsoft/DeepSpeed#4867 (a 15.5B on a node of 256 GB was killed with NVMe offload).
+    """
+    return ranks * buffer_count * (4.0 * 3.0) * minimum(shard, sub_group)
 
 
 def host_memory(

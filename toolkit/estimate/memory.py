@@ -106,7 +106,7 @@ def stage_share(model: ModelSpec, strategy: Strategy, table: Tables, stage: Stag
         trained=dense if trained_all else 1.0 * table.adapters,
         experts=experts if trained_all else 0.0,
         frozen=0.0 if trained_all else dense + experts,
-        packed=table.quantised,
+        packed=table.quantised / strategy.tp,
         root=root,
         layer=1.0 * counted.largest_layer / strategy.tp,
         largest=1.0 * counted.largest_tensor,

@@ -88,7 +88,7 @@ def fsdp_states(model: ModelSpec, workload: Workload, strategy: Strategy, share:
     reduced = trained / everything  # only what is trained has gradients to reduce
     wire = reduction_bytes(workload)
     # 4-bit matrices are gathered as they are packed, and made whole one by one
-    layer, tail = share.layer * (NF4_BYTES / value if share.packed else 1.0), share.tail
+    layer, tail = share.layer * (NF4_BYTES / value if workload.method == "qlora" else 1.0), share.tail
     # stage 2 (reshard_after_forward off) keeps every unit gathered from forward to backward, and fetches none again
     kept_gathered = strategy.zero_stage == 2
     shards = reduced * (wire + precision.gradients) / ranks

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from toolkit import deepspeed_defaults as defaults
 from toolkit.estimate.flop import forward_flop_per_token
+from toolkit.estimate.host import swap_buffer_bytes
 from toolkit.estimate.layout import padded_vocabulary
+from toolkit.estimate.parameters import count_parameters
 from toolkit.estimates import MemoryEstimate
 from toolkit.search.constraints import sequence_multiple
 from toolkit.search.planner import Choice
@@ -32,7 +35,7 @@ def advice(request: Request, choice: Choice) -> tuple[str, ...]:
         _replicated(request, choice),
         _logits(request, strategy, memory),
         _working_set(strategy, memory),
-        _host(choice),
+        _host(request, choice),
         _vocabulary(request, strategy),
         _packing(strategy),
         _waiting(choice),
@@ -85,14 +88,25 @@ def _working_set(strategy: Strategy, memory: MemoryEstimate) -> str:
     )
 
 
-def _host(choice: Choice) -> str:
+def _host(request: Request, choice: Choice) -> str:
     host, limit = choice.estimate.host_memory, choice.host_limit_bytes
     if not limit or host.total_bytes <= limit:
         return ""
     loading = host.loading_bytes > host.offload_bytes
-    return (
+    words = (
         f"needs {format_bytes(host.total_bytes)} of host memory on a node that has {format_bytes(limit)} "
         f"({'while the weights are loaded' if loading else 'for what is offloaded'}): the kernel would kill the job"
+    )
+    if loading or choice.strategy.framework != "deepspeed":
+        return words
+    s, cluster = choice.strategy, request.cluster
+    shard = count_parameters(request.model).total / (1.0 * s.dp * s.tp)
+    ranks = float(min(cluster.gpus_per_node, cluster.num_gpus))
+    buffers = swap_buffer_bytes(ranks, shard, float(defaults.SUB_GROUP_SIZE), float(defaults.SWAP_BUFFERS))
+    return (
+        f"{words}; NVMe in its place still needs {format_bytes(buffers)} for its buffers ({defaults.SWAP_BUFFERS} of a "
+        f"sub group of {defaults.SUB_GROUP_SIZE:.0e} elements on each of {ranks:.0f} ranks), beside gradients and "
+        f"pinned copies: a smaller sub_group_size makes them smaller"
     )
 
 

@@ -49,11 +49,22 @@ def _divides(part: Any, whole: Any) -> Any:
 CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint(
         "data_parallel_only",
-        "ddp, deepspeed and fsdp have tp = pp = cp = ep = etp = 1 here",
+        "ddp and fsdp have tp = pp = cp = ep = etp = 1 here, deepspeed pp = cp = ep = 1",
         DATA_PARALLEL,
-        lambda m, c, w, s: (s.tp == 1) & (s.pp == 1) & (s.cp == 1) & (s.ep == 1) & (s.etp == 1),
+        lambda m, c, w, s: (
+            (((s.tp == 1) & (s.etp == 1)) | (s.framework == "deepspeed")) & (s.pp == 1) & (s.cp == 1) & (s.ep == 1)
+        ),
         "{s.framework} runs with data parallelism only here, not tp {s.tp} pp {s.pp} cp {s.cp} ep {s.ep} etp {s.etp}",
         "use --framework megatron for tensor, pipeline, context or expert parallelism",
+    ),
+    Constraint(
+        "tensor_parallel_files",
+        "DeepSpeed's tensor parallelism is estimated, but no files are written for it",
+        ("deepspeed",),
+        lambda m, c, w, s: s.tp == 1,
+        "deepspeed with tp {s.tp} (AutoTP, or Megatron's layers) is estimated only: no files are written for it",
+        "use --framework megatron for a plan that can be started",
+        advice=True,
     ),
     Constraint(
         "gpus",
