@@ -16,6 +16,7 @@ from toolkit.search.planner import search
 
 RUNS = 5
 JOBS = (("7B", "64"), ("70B", "512"), ("1T", "16384"))
+SWEEPS = (("7B", "8..512"), ("70B", "64..4096"))
 
 
 def cpu_seconds(*argv: str) -> tuple[float, float]:
@@ -49,6 +50,9 @@ def main() -> None:
             f"{params + ' on ' + gpus + ' GPUs':28} {cpu:7.3f} {memory:6.0f} {result.total:11,} "
             f"{result.seconds:9.3f} {result.total / result.seconds:13,.0f}"
         )
+    for params, gpus in SWEEPS:
+        cpu, memory = cpu_seconds(toolkit, "plan", "--params", params, "--gpus", gpus)
+        print(f"{params + ' on ' + gpus + ' GPUs':28} {cpu:7.3f} {memory:6.0f}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Failures and checkpoints: identities, the exact optimum, a simulation, and what was counted in real runs."""
 
 import random
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -26,6 +27,13 @@ def test_the_failures_of_llama_3() -> None:
     between = failure_interval_seconds(50_700 * HOUR, 16_384)
     assert between == pytest.approx(3.09 * HOUR, rel=0.01)
     assert interruptions(54 * 24 * HOUR, 1.0, between) == pytest.approx(419, rel=0.001)
+
+
+def test_the_example_of_the_document() -> None:
+    text = " ".join((Path(__file__).parent.parent.parent / "docs" / "maths.md").read_text().split())
+    between = failure_interval_seconds(50_700 * HOUR, 16_384)
+    expected = interruptions(54 * 24 * HOUR, 1.0, between)
+    assert f"a failure every {between / HOUR:.3f} hours (R4), {expected:.1f} of them in 54 days; 419 were" in text
 
 
 @pytest.mark.parametrize(("gpus", "hours"), [(16_384, 1.8), (131_072, 0.233)])

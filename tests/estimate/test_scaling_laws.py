@@ -61,6 +61,14 @@ def test_twenty_tokens_per_parameter() -> None:
     assert 50 < compute_optimal(GOPHER_FLOP, LAWS["hoffmann-2022"]).tokens_per_parameter < 70
 
 
+def test_the_table_of_the_document_is_what_the_laws_give() -> None:
+    text = (Path(__file__).parent.parent.parent / "docs" / "maths.md").read_text()
+    for law in LAWS.values():
+        found = compute_optimal(GOPHER_FLOP, law)
+        row = f"| {law.E} | {law.A} | {law.B} | {law.alpha} | {law.beta} | {found.tokens_per_parameter:.1f} |"
+        assert row in text, row
+
+
 def test_exponents_are_those_that_the_papers_state() -> None:
     stated = {"hoffmann-2022": (0.46, 0.54), "besiroglu-2024": (0.513, 0.487)}
     for name, (a, b) in stated.items():

@@ -111,6 +111,7 @@ def _of_gpu_time(options: dict[str, Any], gpu_seconds: float) -> tuple[dict[str,
     from toolkit.search.planner import search
 
     flop = 0.0
+    nearest: tuple[float, dict[str, Any], Optimum] | None = None  # sizes come in steps: both may never agree wholly
     for _ in range(MOST_ROUNDS):
         if not flop:  # the hardware is looked up with any size
             asked = build(options | {"params": "1B", "tokens": "1B"})
@@ -122,10 +123,13 @@ def _of_gpu_time(options: dict[str, Any], gpu_seconds: float) -> tuple[dict[str,
         if not choices:
             return planned, found  # the command itself says why nothing fits
         takes = planned_steps(asked.contract) * choices[0].estimate.step.seconds * asked.request.cluster.num_gpus
-        if abs(takes - gpu_seconds) <= CLOSE_ENOUGH * gpu_seconds:
+        error = abs(takes / gpu_seconds - 1.0)
+        if nearest is None or error < nearest[0]:
+            nearest = error, planned, found
+        if error <= CLOSE_ENOUGH:
             break
         flop *= gpu_seconds / takes
-    return planned, found
+    return (nearest[1], nearest[2]) if nearest else (planned, found)
 
 
 def notes(found: Optimum) -> tuple[str, ...]:

@@ -131,10 +131,14 @@ def _default_batch(method: str, length: int, counts: tuple[int, ...], said: list
         batch = max(tokens // length, 1)
     else:
         batch = ADAPTER_BATCH_SEQUENCES
-    together = math.lcm(*counts)
-    if together > batch and len(counts) > 1:
-        together = gpus
-    odd_part = together // (together & -together)
-    batch = -(-batch // together) * together if together <= batch else -(-batch // odd_part) * odd_part
+    together = 1
+    for count in sorted(counts):  # where they cannot all divide it, the smaller ones do
+        whole = math.lcm(together, count)
+        odd_part = math.lcm(together, count // (count & -count))
+        if whole <= batch or len(counts) == 1:
+            together = whole if whole <= batch else odd_part
+        elif odd_part <= batch:
+            together = odd_part
+    batch = -(-batch // together) * together
     said.append(f"global batch {batch} sequences ({format_count(batch * length)} tokens; no --global-batch given)")
     return batch

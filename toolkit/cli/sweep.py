@@ -150,6 +150,9 @@ def _counts(asked: list[Asked], plans: list[Plan | None], found: Sweep) -> list[
         rows.append(
             row
             | {
+                "step_seconds": plan.step.seconds,
+                "total_bytes": plan.memory.total_bytes,
+                "verdict": plan.verdict,
                 "tokens_per_second": tokens / plan.step.seconds,
                 "speed_up": entry.speed_up,
                 "efficiency": entry.efficiency,
