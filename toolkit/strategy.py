@@ -57,7 +57,7 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     offload: int = 0
     cp_method: Literal["p2p", "all_gather", "a2a", "a2a+p2p"] = "p2p"
     schedule: Literal["1f1b", "zb-1p", "zb-2p", "zb-v"] = "1f1b"
-    vocabulary: Literal["ends", "balanced", "spread"] = "ends"
+    vocabulary: Literal["ends", "balanced", "spread", "interlaced"] = "ends"
     tp_overlap: Literal["none", "backward", "all"] = "backward"
     dp_overlap: Literal["none", "gradients", "all"] = "all"
 

@@ -41,7 +41,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     # FlashAttention 3 (Transformer Engine); 0: what the framework brings
     flash_generation: int = 0
     fused_cross_entropy: bool = False  # true: logits are never whole in memory
-    gradient_accumulation_dtype: str = "default"  # default (the framework's own) | bf16 | fp32
+    # default (the framework's own) | bf16 (the 16 bits of the parameters, fp16 too) | fp32
+    gradient_accumulation_dtype: str = "default"
     dropout: bool = False
     # how tokens travel to experts. alltoall: every copy by itself; deepep: once to each node (DeepEP, HybridEP)
     expert_dispatch: Literal["alltoall", "deepep"] = "alltoall"
@@ -59,5 +60,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     # default: the framework's own; bf16: weights, gradients and optimizer states in 16 bits, no float32 anywhere
     # (PyTorch's DDP and FSDP only); fp8: matrices in 8 bits alone, without a 16-bit copy (Megatron's fp8_param_gather)
     weights: str = "default"
+    # who keeps the states. default: the framework of the strategy; deepspeed: DeepSpeed's pipeline engine, ZeRO-1 or
+    # BF16_Optimizer around Megatron's layers (Megatron-DeepSpeed, GPT-NeoX)
+    engine: str = "default"
     # what selective recomputation runs again in Megatron, joined by "+" (estimate/selective.py has the names)
     recompute_modules: str = "core_attn"

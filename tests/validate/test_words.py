@@ -6,6 +6,7 @@ import pytest
 
 from toolkit.validate.words import (
     Network,
+    engine_of,
     flash_generation_of,
     framework_of,
     has_recipe_defaults,
@@ -17,7 +18,9 @@ from toolkit.validate.words import (
     recomputed_layers,
     recomputes_by_default,
     shard_of,
+    sums_of,
     weights_of,
+    zero_of,
 )
 
 
@@ -219,3 +222,31 @@ def test_samples_shorter_than_the_most_they_may_be() -> None:
 def test_a_master_copy_in_bf16() -> None:
     assert weights_of("deepspeed", "deepspeed", "bf16", "bf16", "adam bf16 master+states") == "bf16"
     assert weights_of("deepspeed", "deepspeed", "bf16", "bf16", "adam fp32 master+states") == "default"
+
+
+@pytest.mark.parametrize(
+    ("words", "framework", "precision", "expected"),
+    [
+        ("Megatron-Bridge", "megatron", "bf16", "bf16"),
+        ("NeMo (dgxc)", "megatron", "fp8", "bf16"),
+        ("InternEvo", "megatron", "bf16", "bf16"),
+        ("Megatron-LM", "megatron", "bf16", "default"),
+        ("Megatron-LM", "megatron", "fp16", "bf16"),
+        ("Megatron-DeepSpeed", "megatron", "fp16", "default"),
+        ("NeMo AutoModel", "fsdp", "bf16", "default"),
+    ],
+)
+def test_in_what_gradients_are_summed(words: str, framework: str, precision: str, expected: str) -> None:
+    assert sums_of(words, framework, precision, "adam") == expected
+
+
+def test_engines() -> None:
+    assert engine_of("Megatron-DeepSpeed (bigscience)", "megatron") == "deepspeed"
+    assert engine_of("GPT-NeoX 2.0", "megatron") == "deepspeed"
+    assert engine_of("Megatron-DeepSpeed", "deepspeed") == engine_of("Megatron-LM", "megatron") == "default"
+
+
+def test_full_sharding_beside_a_sharded_optimizer() -> None:
+    assert zero_of("1", "zero1(all dp)+fsdp") == "3"
+    assert zero_of("1", "zero1(all dp)") == "1"
+    assert zero_of("", "fsdp2 (ZeRO-3)") == ""

@@ -156,8 +156,10 @@ def activations(
     last_norm = head * (k.norm + k.matmul_input) * model.hidden_size / sigma
     dropped = stage.embedding * workload.dropout * tokens * model.hidden_size / sigma
     logits, workspace = _logits(model, workload, strategy, head, k)
+    # DeepSpeed's pipeline keeps the output of a stage too; Megatron's frees its memory once it is sent
+    sent = where(strategy.pp > 1, tokens * k.stream * model.hidden_size, 0.0) if workload.engine == "deepspeed" else 0.0
     return Activations(
-        kept=stage.in_flight * (per_micro_batch + dropped) + last_norm,
+        kept=stage.in_flight * (per_micro_batch + dropped + sent) + last_norm,
         logits=logits,
         loss_workspace=workspace,
         recomputed=recomputed,

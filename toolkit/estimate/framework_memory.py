@@ -37,12 +37,17 @@ def framework_bytes(context: float, workspace: float, buffers: Number, fragmenta
     return context + workspace + buffers + fragmentation
 
 
-def outside_model(accelerator: Accelerator, strategy: Strategy, calibration: Calibration, dynamic: Number) -> Number:
-    """The framework part of an estimate; a CPU has neither context nor device buffers."""
+def outside_model(
+    accelerator: Accelerator, strategy: Strategy, calibration: Calibration, dynamic: Number, anew: Number = 0.0
+) -> Number:
+    """The framework part of an estimate; a CPU has neither context nor device buffers.
+
+    ``anew`` is what an engine takes beside its tensors, and blocks that fit nothing that was freed.
+    """
     if accelerator.is_cpu:
         return 0.0 * dynamic
     axes = communicators(strategy.tp, strategy.pp, strategy.cp, strategy.ep, strategy.dp)
-    return framework_bytes(
+    return anew + framework_bytes(
         calibration["context_bytes"],
         calibration["workspace_bytes"],
         axes * calibration["communicator_bytes"],

@@ -218,7 +218,7 @@ def _stage(
         replicated, sharded, dispatched, inside = (total(prefix) if prefix[-1] else 0.0 for prefix in prefixes)
         return replicated, sharded, dispatched, inside
 
-    if strategy.vocabulary == "spread":
+    if strategy.vocabulary in ("spread", "interlaced"):
         embedding, head = 1.0 / strategy.pp, 1.0 / strategy.pp
     alive = _alive(strategy, index, (stop - start) / maximum(layers, 1.0))
     return Stage(
@@ -235,7 +235,7 @@ def _stage(
 
 
 def _alive(strategy: Strategy, index: Number, chunk: Number) -> Number:
-    """Micro batches alive on a stage; those that wait for a vocabulary cut over the pipeline are one more."""
+    """Micro batches alive on a stage; a vocabulary cut over the pipeline lets one more wait, or half as many again."""
     s, micro = strategy, strategy.gradient_accumulation_steps
     if s.schedule == "1f1b":
         alive = in_flight(s.pp, s.virtual_pipeline_stages, micro, index, chunk)
@@ -243,4 +243,6 @@ def _alive(strategy: Strategy, index: Number, chunk: Number) -> Number:
         alive = zero_bubble_in_flight(s.pp, micro, 2.0 if s.schedule == "zb-2p" else 1.0)
     if s.vocabulary == "spread":  # arXiv 2411.05288, section 5: p + 1 where 1F1B holds p
         alive = minimum(alive + where(s.pp > 1, 1.0, 0.0), 1.0 * micro)
+    if s.vocabulary == "interlaced":  # the same section: every stage waits for the head of each micro batch
+        alive = minimum(1.5 * alive, 1.0 * micro)
     return alive

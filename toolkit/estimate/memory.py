@@ -24,6 +24,7 @@ from toolkit.estimate.framework_memory import outside_model
 from toolkit.estimate.layout import Stage, Tables, padded_vocabulary, stages, tables
 from toolkit.estimate.memory_deepspeed import deepspeed_states
 from toolkit.estimate.memory_megatron import megatron_states
+from toolkit.estimate.memory_pipeline_engine import engine_bytes, engine_states, under_engine
 from toolkit.estimate.memory_torch import ddp_states, fsdp_states
 from toolkit.estimate.precision import state_precision
 from toolkit.estimate.states import Share, States
@@ -81,9 +82,11 @@ def stage_memory(
     share = stage_share(model, strategy, table, stage)
     matrix_share = 1.0 - (table.counted.embedding + table.counted.head) / table.counted.total
     precision = state_precision(workload, strategy.framework, matrix_share)
-    states = STATES[strategy.framework](model, workload, strategy, share, precision)
+    rules = engine_states if under_engine(workload, strategy) else STATES[strategy.framework]
+    states = rules(model, workload, strategy, share, precision)
     kept = activations(model, workload, strategy, table, stage, calibration["expert_peak_load"])
-    return _peak(cluster, strategy, calibration, states, kept)
+    engine = engine_bytes(workload, strategy, calibration)
+    return _peak(cluster, strategy, calibration, states, kept, engine)
 
 
 def stage_share(model: ModelSpec, strategy: Strategy, table: Tables, stage: Stage) -> Share:
@@ -117,7 +120,12 @@ def stage_share(model: ModelSpec, strategy: Strategy, table: Tables, stage: Stag
 
 
 def _peak(
-    cluster: ClusterSpec, strategy: Strategy, calibration: Calibration, states: States, kept: Activations
+    cluster: ClusterSpec,
+    strategy: Strategy,
+    calibration: Calibration,
+    states: States,
+    kept: Activations,
+    engine: Number,
 ) -> MemoryEstimate:
     end = kept.gradients + states.backward
     at_loss = maximum(states.loss, kept.loss_workspace + states.loss_backward)
@@ -130,7 +138,9 @@ def _peak(
     temporaries = step_excess(states.step, start + gradients)
     communicating = where(at_loss >= at_layer, states.loss, maximum(states.backward, states.head))
     gathering = minimum(communicating, beyond_logits)
-    dynamic = start + gradients + temporaries
+    # single large tensors leave no odd ends
+    dynamic = start + gradients + maximum(temporaries - states.block, 0.0)
+    anew = engine + maximum(states.block - temporaries, 0.0)
     return MemoryEstimate(
         parameters_bytes=states.parameters,
         gradients_bytes=states.gradients + gradients,
@@ -139,7 +149,7 @@ def _peak(
         logits_bytes=kept.logits,
         communication_buffers_bytes=states.buffers + gathering,
         optimizer_temporaries_bytes=temporaries,
-        framework_bytes=outside_model(cluster.accelerator, strategy, calibration, dynamic),
+        framework_bytes=outside_model(cluster.accelerator, strategy, calibration, dynamic, anew),
     )
 
 

@@ -34,7 +34,9 @@ class States(NamedTuple):
     backward pass ends; ``backward`` buffers exist while a layer's backward runs; ``step`` is everything
     transient that is alive at the peak of the optimizer step. ``loss`` are buffers while the loss is computed,
     ``loss_backward`` while its gradient is, ``head`` while the head's gradient is reduced. ``handed`` are the
-    transient gradients that wait for the step, once what was only needed to reduce them is gone.
+    transient gradients that wait for the step, once what was only needed to reduce them is gone. ``block`` is
+    the part of ``step`` in single tensors larger than an activation: freed memory has no block for them, so the
+    allocator takes them anew.
     """
 
     parameters: Number
@@ -49,3 +51,4 @@ class States(NamedTuple):
     loss_backward: Number = 0.0
     head: Number = 0.0
     handed: Number = 0.0
+    block: Number = 0.0

@@ -197,7 +197,7 @@ def _slowest_stage(
     s: Strategy, all_layers: int, layers: Number, layer_seconds: Number, head: Number
 ) -> tuple[Number, Number]:
     """Layers of the slowest stage, and the seconds that the head adds to them."""
-    if s.vocabulary == "spread":
+    if s.vocabulary in ("spread", "interlaced"):
         return layers, head / (1.0 * s.pp)
     if s.vocabulary == "balanced":
         balanced = balanced_layers(all_layers, s.pp, head / layer_seconds)

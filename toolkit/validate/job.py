@@ -10,7 +10,7 @@ vpp                    a layer each in a dense model's recipe of NeMo and Megatr
 overlap of tp          all by user buffers in those recipes with sequence parallelism; none in BigScience's fork of 2021
                        (no column); else Megatron's own, the backward pass
 schedule (no column)   what the notes say (ZB-1p ...), and where embedding and head lie; else 1F1B, on the ends
-zero_norm              3 for FSDP; 1 for NeMo and Megatron-Bridge recipes; else 0
+zero_norm              3 for FSDP, and where zero_stage has + fsdp; 1 for NeMo and Megatron-Bridge recipes; else 0
 sp                     on for NeMo and Megatron-Bridge recipes, and with experts (megatron-core requires it); else off
 etp (no column)        what the notes say (etp1); else 1 for NeMo and Megatron-Bridge recipes, tp for Megatron-LM
 recompute_norm         full for torchtune and LLaMA-Factory recipes; else none
@@ -24,7 +24,9 @@ flash_attn, which      the first generation in llm-foundry, cuDNN's with Transfo
 kernels (no column)    Megatron's for Megatron under FSDP or DeepSpeed; fused for NeMo AutoModel, Unsloth, JAX and
                        compiled runs; a fused loss for Composer and llm-foundry; else its own
 weights (no column)    bf16 for torchtune and where precision is "bf16-true"; else its own
-gradients (no column)  summed in bf16 in the benchmarks of NeMo and Megatron-Bridge; else the framework's own
+gradients (no column)  summed in bf16 in the benchmarks of NeMo and Megatron-Bridge and by InternEvo, in fp16 by
+                       Megatron-LM in fp16; else the framework's own
+engine (no column)     DeepSpeed's pipeline for Megatron-DeepSpeed and GPT-NeoX; else the framework's own
 dropout (no column)    on for a GPT under Megatron-LM without rotary positions (its default is 0.1); else off
 =====================  ==============================================================================================
 """
@@ -111,7 +113,11 @@ def _card(row: Row) -> str:
 
 def _framework(row: Row) -> str:
     several = any((row.count(name) or 1) > 1 for name in ("tp", "pp", "cp", "ep"))
-    return words.framework_of(row.text("framework"), row.text("zero_norm"), several, row.count("n_gpus") or 1)
+    return words.framework_of(row.text("framework"), _zero(row), several, row.count("n_gpus") or 1)
+
+
+def _zero(row: Row) -> str:
+    return words.zero_of(row.text("zero_norm"), row.text("zero_stage"))
 
 
 def _job(row: Row, lookups: Lookups) -> Job:
@@ -159,7 +165,7 @@ def _cluster(row: Row, gpus: int, lookups: Lookups) -> ClusterSpec:
 
 def _strategy(row: Row, model: ModelSpec, gpus: int, cluster: ClusterSpec, assumed: list[str]) -> Strategy:
     tp, pp, cp, ep = (row.count(name) or 1 for name in ("tp", "pp", "cp", "ep"))
-    zero = row.text("zero_norm")
+    zero = _zero(row)
     if zero not in ("", "0", "1", "2", "3", "hsdp"):
         raise _Unusable(f"not modelled: zero_norm {zero[:20]!r}")
     name = row.text("framework")
@@ -326,9 +332,7 @@ def _workload(
         optimizer=words.optimizer_of(optimizer),
         attention="eager" if eager else "flash",
         flash_generation=words.flash_generation_of(name, flash),
-        gradient_accumulation_dtype="bf16"
-        if precision in ("bf16", "fp8") and strategy.framework == "megatron" and words.sums_in_bf16(name, optimizer)
-        else "default",
+        gradient_accumulation_dtype=words.sums_of(name, strategy.framework, precision, optimizer),
         dropout=megatron_lm and not model.gated_mlp and notes.positions not in ("rope", "none"),
         launch_blocking=notes.launch_blocking,
         expert_dispatch=notes.expert_dispatch,
@@ -338,5 +342,6 @@ def _workload(
         weights=words.weights_of(
             name, strategy.framework, row.text("precision"), precision, f"{row.text('notes')} {optimizer}"
         ),
+        engine=words.engine_of(name, strategy.framework),
         recompute_modules=recompute_modules(row.text("recompute")),
     )

@@ -36,7 +36,7 @@ class Notes(NamedTuple):
     hybrid: bool  # layers of several kinds
     teacher: bool  # a second model beside the trained one
     schedule: Literal["1f1b", "zb-1p", "zb-2p", "zb-v"]
-    vocabulary: Literal["ends", "balanced", "spread"]  # fewer layers beside it, or cut over the pipeline
+    vocabulary: Literal["ends", "balanced", "spread", "interlaced"]  # fewer layers beside it, or cut over the pipeline
     launch_blocking: bool  # CUDA_LAUNCH_BLOCKING=1
     data_overlap: Literal["", "none", "gradients", "all"]  # overlap_grad_reduce=, overlap_param_gather=
     expert_dispatch: Literal["alltoall", "deepep"]  # DeepEP, NVIDIA's HybridEP, DeepSeek's DualPipe
@@ -95,11 +95,13 @@ def _schedule(text: str) -> Literal["1f1b", "zb-1p", "zb-2p", "zb-v"]:
     return "zb-1p" if named[1] in ("1p", "h1") else "zb-2p"
 
 
-def _vocabulary(text: str) -> Literal["ends", "balanced", "spread"]:
+def _vocabulary(text: str) -> Literal["ends", "balanced", "spread", "interlaced"]:
     """Methods of arXiv 2411.05288: layers moved away from the head, or the vocabulary cut over the pipeline."""
     if re.search(r"redistribut", text):
         return "balanced"
-    return "spread" if re.search(r"vocab\S* (layers )?sharded over pipeline|interlaced pipeline", text) else "ends"
+    if re.search(r"interlaced pipeline", text):
+        return "interlaced"
+    return "spread" if re.search(r"vocab\S* (layers )?sharded over pipeline", text) else "ends"
 
 
 def recompute_modules(text: str) -> str:

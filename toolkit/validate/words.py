@@ -71,6 +71,11 @@ def framework_of(words: str, zero: str, model_parallel: bool, gpus: int) -> str:
     return "deepspeed" if zero in ("1", "2") else "ddp"
 
 
+def zero_of(norm: str, text: str) -> str:
+    """The ZeRO stage: 3 where full sharding stands beside a sharded optimizer (``zero1 + fsdp`` of InternEvo)."""
+    return "3" if norm in ("0", "1") and re.search(r"\+ ?fsdp", text.casefold()) else norm
+
+
 def kernels_of(words: str, framework: str, compiled: bool) -> str:
     """Whose kernels compute layers and loss, where the framework that shards (``framework``) does not bring them.
 
@@ -182,16 +187,29 @@ def data_overlap_of(words: str) -> Literal["none", "gradients", "all"]:
     return "gradients" if re.search("intern(evo|lm)", words.casefold()) else "all"
 
 
-def sums_in_bf16(words: str, optimizer: str) -> bool:
-    """Whether gradients are summed and reduced in bf16, as the benchmarks of NeMo and Megatron-Bridge do.
+def sums_of(words: str, framework: str, precision: str, optimizer: str) -> str:
+    """In what gradients are summed and reduced: bf16 (16 bits), or default, the framework's own.
 
-    InternEvo keeps and reduces gradients in the type of the parameters (its hybrid_zero_optim.py).
     Source: ``grad_reduce_in_fp32 = False`` in NeMo's scripts/performance/helpers.py and in ``perf_recipes/_common.py``
     of Megatron-Bridge, whose Muon presets keep float32; ``grad_sync_dtype: bf16`` of the launcher before them.
+    InternEvo keeps and reduces gradients in the type of the parameters (its hybrid_zero_optim.py). Megatron-LM sums in
+    float32 for bf16 only (``--accumulate-allreduce-grads-in-fp32`` is off by itself with fp16).
     """
-    if re.search("intern(evo|lm)", words.casefold()):
-        return True
-    return has_recipe_defaults(words) and "muon" not in optimizer.casefold()
+    if framework != "megatron" or engine_of(words, framework) != "default":
+        return "default"
+    if precision == "fp16":
+        return "bf16" if re.search("megatron", words.casefold()) else "default"
+    if precision in ("bf16", "fp8") and re.search("intern(evo|lm)", words.casefold()):
+        return "bf16"
+    halved = precision in ("bf16", "fp8") and has_recipe_defaults(words) and "muon" not in optimizer.casefold()
+    return "bf16" if halved else "default"
+
+
+def engine_of(words: str, framework: str) -> str:
+    """Deepspeed where DeepSpeed's engine runs Megatron's layers and pipeline."""
+    name = words.casefold()
+    both = "megatron" in name and "deepspeed" in name
+    return "deepspeed" if framework == "megatron" and (both or "neox" in name) else "default"
 
 
 def has_recipe_defaults(words: str) -> bool:

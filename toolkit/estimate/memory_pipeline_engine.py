@@ -1,0 +1,85 @@
+"""Equations M22 and M23: DeepSpeed's pipeline engine around Megatron's layers (Megatron-DeepSpeed, GPT-NeoX).
+
+In fp16 ZeRO-1 keeps 16-bit gradients from one micro batch to the next, and a float32 copy of its shard for the step;
+in bf16 BF16_Optimizer keeps float32 gradients beside the 16-bit ones. Both flatten what they hold into single tensors.
+"""
+
+from __future__ import annotations
+
+from toolkit.calibration import Calibration
+from toolkit.equation import equation
+from toolkit.errors import ToolkitError
+from toolkit.estimate.framework_memory import communicators
+from toolkit.estimate.memory_megatron import mixed_precision_bytes
+from toolkit.estimate.precision import value_bytes
+from toolkit.estimate.states import Share, States
+from toolkit.model import ModelSpec
+from toolkit.numeric import Number, where
+from toolkit.strategy import Strategy
+from toolkit.workload import Precision, Workload
+
+BUCKET = 5e8  # elements: reduce_bucket_size of ZeRO, MEMORY_OPT_ALLREDUCE_SIZE of the pipeline engine
+
+
+@equation("M23", "(4 + b)*P/n")
+def flat_gradients_bytes(parameters: Number, bytes_per_value: float, ranks: Number) -> Number:
+    """Gradients of the shard for the step of ZeRO-1: one flat 16-bit tensor, and its float32 copy.
+
+    Source: DeepSpeed 0.6 ``runtime/zero/stage_1_and_2.py``, ``step`` (``flatten``, then ``to(float32)``).
+    """
+    return (4.0 + bytes_per_value) * parameters / ranks
+
+
+@equation("M22", "2*n_c + 2")
+def engine_communicators(communicators_of_megatron: Number) -> Number:
+    """Communicators: DeepSpeed's grid makes its own for each axis of Megatron's, and one for each neighbour stage.
+
+    Source: DeepSpeed ``runtime/pipe/topology.py`` (``PipelineParallelGrid``), ``runtime/pipe/p2p.py``.
+    """
+    return 2.0 * communicators_of_megatron + 2.0
+
+
+def under_engine(workload: Workload, strategy: Strategy) -> bool:
+    """Whether DeepSpeed's engine runs Megatron's layers; raises ToolkitError for an engine that is not known."""
+    if workload.engine not in ("default", "deepspeed"):
+        raise ToolkitError(f"unknown engine {workload.engine!r}", remedy="use default or deepspeed")
+    return workload.engine == "deepspeed" and strategy.framework == "megatron"
+
+
+def engine_states(
+    model: ModelSpec, workload: Workload, strategy: Strategy, share: Share, precision: Precision
+) -> States:
+    """States under the engine; what the distributed optimizer divides is divided by ZeRO-1 in the same way."""
+    value = precision.parameters
+    replicas = 1.0 * strategy.dp * strategy.cp
+    expert_replicas = replicas * strategy.tp / (1.0 * strategy.ep * strategy.etp)
+    over = where(strategy.zero_stage > 0, replicas, 1.0)
+    experts_over = where(strategy.zero_stage > 0, expert_replicas, 1.0)
+    wide = workload.precision == "bf16"
+    gradients = value + 4.0 if wide else value
+    states = precision.master + precision.optimizer_states
+    flat = flat_gradients_bytes(share.trained, value, over) + flat_gradients_bytes(share.experts, value, experts_over)
+    flat = 0.0 if wide else flat
+    tokens = 1.0 * strategy.micro_batch_size * workload.sequence_length / strategy.cp
+    transit = where(strategy.pp > 1, 2.0, 0.0) * tokens * value_bytes(workload) * model.hidden_size
+    return States(
+        parameters=mixed_precision_bytes(share.trained, share.experts, value, 1.0, 1.0),
+        optimizer=mixed_precision_bytes(share.trained, share.experts, states, over, experts_over),
+        gradients=mixed_precision_bytes(share.trained, share.experts, gradients, 1.0, 1.0),
+        # one bucket as it is reduced: in fp16 the gradients are copied into it; in bf16 they are flattened, and the
+        # tensor that crosses its size goes with it
+        buffers=transit + (4.0 * (BUCKET + share.largest / strategy.tp) if wide else 2.0 * value * BUCKET),
+        accumulated=0.0,
+        final=0.0,
+        backward=0.0,
+        step=flat,
+        block=flat,
+    )
+
+
+def engine_bytes(workload: Workload, strategy: Strategy, calibration: Calibration) -> Number:
+    """Device memory of the engine beyond Megatron's own communicators (counted by M13)."""
+    if not under_engine(workload, strategy):
+        return 0.0
+    axes = communicators(strategy.tp, strategy.pp, strategy.cp, strategy.ep, strategy.dp)
+    return (engine_communicators(axes) - axes) * calibration["communicator_bytes"]
