@@ -173,6 +173,27 @@ def test_what_megatron_core_does_not_run_is_refused(field: str, value: str) -> N
     assert f"{field} {value}" in refused(other)
 
 
+def working(name: str, recompute: int = 0, **changes: object) -> Plan:
+    plan = PLANS[name]
+    return msgspec.structs.replace(
+        plan,
+        strategy=msgspec.structs.replace(plan.strategy, recompute=recompute, recompute_layers=0),
+        workload=msgspec.structs.replace(plan.workload, **changes),
+    )
+
+
+@pytest.mark.parametrize(("field", "value"), [("weights", "bf16"), ("engine", "deepspeed")])
+def test_states_that_megatron_core_does_not_keep_are_refused(field: str, value: str) -> None:
+    assert f"{field} '{value}'" in refused(working("dense", **{field: value}))
+
+
+def test_modules_of_selective_recomputation() -> None:
+    chosen = working("dense", 1, recompute_modules="layernorm+mlp")
+    assert grouped(chosen)["--recompute-modules"] == ["layernorm", "mlp"]
+    assert megatron.core_config(chosen)["transformer"]["recompute_modules"] == ["layernorm", "mlp"]
+    assert "does not recompute mlp_act" in refused(working("dense", 1, recompute_modules="mlp_act"))
+
+
 def test_layers_that_do_not_divide() -> None:
     # Llama 3 405B: 126 layers on 16 stages, the first and last with one layer fewer (arXiv:2407.21783, 3.3.2)
     both = grouped(PLANS["shorter-ends"])

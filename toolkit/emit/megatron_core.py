@@ -12,7 +12,6 @@ from toolkit.plan import Plan
 from toolkit.recipe import planned_steps
 
 VERSION = "0.16.1"
-SELECTIVE_MODULES = ("core_attn",)
 DTYPES = {"bf16": "bf16", "fp8": "bf16", "fp16": "fp16", "fp32": "fp32"}
 
 
@@ -93,7 +92,10 @@ def _execution(plan: Plan) -> dict[str, Any]:
             "deallocate_pipeline_outputs": True,
         }
     if s.recompute == 1:
-        execution |= {"recompute_granularity": "selective", "recompute_modules": list(SELECTIVE_MODULES)}
+        execution |= {
+            "recompute_granularity": "selective",
+            "recompute_modules": plan.workload.recompute_modules.split("+"),
+        }
     if s.recompute == 2:
         # uniform: every layer is a unit of its own; block: the first so many layers of each virtual stage
         layers = s.recompute_layers // s.virtual_pipeline_stages

@@ -14,7 +14,7 @@ from toolkit.plan import Plan
 from toolkit.recipe import CHOICES
 from toolkit.strategy import RECOMPUTE
 
-FULL = RECOMPUTE.index("full")
+SELECTIVE, FULL = RECOMPUTE.index("selective"), RECOMPUTE.index("full")
 _TRAINER = ("adamw", "adamw_unfused", "adamw_paged", "adamw_8bit", "adamw_8bit_paged", "sgd")
 OPTIMIZERS = {
     "ddp": _TRAINER,
@@ -23,6 +23,8 @@ OPTIMIZERS = {
     "megatron": ("adamw", "sgd"),
 }
 
+# --recompute-modules of megatron-core 0.16.1, transformer_config.py:1196
+MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
 SUMS = ("default", "bf16", "fp32")
 COUNTS = ("tp", "pp", "cp", "ep", "etp", "dp", "virtual_pipeline_stages", "hpz")
 
@@ -129,6 +131,17 @@ def require_megatron(problems: Problems, plan: Plan) -> None:
                 f"{name} {getattr(s, name)} is not something that these files can state",
                 f"they state {usual}: megatron-core 0.16.1 without Transformer Engine runs nothing else",
             )
+    for name in ("weights", "engine"):
+        if getattr(plan.workload, name) != "default":
+            problems.add(
+                f"{name} {getattr(plan.workload, name)!r} is not something that these files can state",
+                "they state default",
+            )
+    unknown = sorted(set(plan.workload.recompute_modules.split("+")) - set(MODULES))
+    if s.recompute == SELECTIVE and unknown:
+        problems.add(
+            f"megatron-core 0.16.1 does not recompute {', '.join(unknown)}", f"use modules of {', '.join(MODULES)}"
+        )
     if plan.workload.method != "full":
         problems.add(f"Megatron with method {plan.workload.method!r} cannot be written", "use --framework deepspeed")
     for words in inexpressible(model):
