@@ -97,7 +97,9 @@ def layer_seconds(work: LayerWork, rate: Rates, workload: Workload, s: Strategy,
 
 def _host_seconds(work: LayerWork, workload: Workload, s: Strategy, c: Calibration, fused: bool) -> Number:
     """Seconds of the host to issue one pass over a layer; CUDA graphs issue what they hold at once."""
-    layer = c["host_layer_seconds_megatron"] if fused else c["host_layer_seconds_torch"]
+    layer: Number = c["host_layer_seconds_megatron"] if fused else c["host_layer_seconds_torch"]
+    if s.framework == "deepspeed":
+        layer = layer + where(s.zero_stage == 3, c["host_layer_seconds_zero3"], 0.0)
     one_by_one = work.experts / (1.0 * s.ep) * c["host_expert_seconds"]
     experts = work.expert_fraction * (c["host_expert_layer_seconds"] + one_by_one)
     if workload.cuda_graphs == "none":

@@ -40,7 +40,7 @@ def evaluated(jobs: Sequence[Job | Skip], lookups: Lookups, calibration: Calibra
 
 def is_measured(row: Row) -> bool:
     """Whether the row says anything that a prediction can be compared with."""
-    return measured_seconds(row) is not None or measured_bytes(row) is not None or row.text("outcome") == "OOM"
+    return measured_seconds(row, 1) is not None or measured_bytes(row) is not None or row.text("outcome") == "OOM"
 
 
 def _scored(job: Job, lookups: Lookups, calibration: Calibration) -> Score | Skip:

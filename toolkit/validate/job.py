@@ -13,7 +13,8 @@ schedule (no column)   what the notes say (ZB-1p ...), and where embedding and h
 zero_norm              3 for FSDP, and where zero_stage has + fsdp; 1 for NeMo and Megatron-Bridge recipes; else 0
 sp                     on for NeMo and Megatron-Bridge recipes, and with experts (megatron-core requires it); else off
 etp (no column)        what the notes say (etp1); else 1 for NeMo and Megatron-Bridge recipes, tp for Megatron-LM
-recompute_norm         full for torchtune and LLaMA-Factory recipes; else none
+recompute_norm         full for torchtune and LLaMA-Factory recipes, and in PyTorch where a run cannot have fitted
+                       without (``plausible``); else none
 micro_batch            from global_batch, dp and grad_accum; else 1
 precision_norm         bf16, or fp16 where the card has no bf16
 gpu_mem_gb             the strongest card of that name (a published run is known to have fitted)
@@ -136,6 +137,8 @@ def _job(row: Row, lookups: Lookups) -> Job:
         unscored["peak_memory"] = "not modelled: activations offloaded to the host"
     if words.has_shorter_samples(row.text("notes")):
         unscored["peak_memory"] = "missing: the length of what was run (samples are shorter than seq_len)"
+        if row.count("global_batch") is None:
+            unscored["step_time"] = unscored["peak_memory"]
     return Job(row, model, cluster, workload, strategy, tuple(assumed), unscored)
 
 

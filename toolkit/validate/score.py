@@ -8,16 +8,15 @@ from typing import NamedTuple
 
 from toolkit.calibration import Calibration
 from toolkit.estimate.evaluate import evaluate
-from toolkit.estimate.flop import forward_flop_per_token
 from toolkit.estimate.framework_memory import as_measured
 from toolkit.estimate.layout import stages, tables
-from toolkit.estimate.matmul import achievable
 from toolkit.estimate.memory import stage_memory
 from toolkit.estimate.verdict import verdict
 from toolkit.estimates import VERDICTS, Estimate, MemoryEstimate
 from toolkit.interval import Interval
 from toolkit.validate import words
 from toolkit.validate.job import GIB, Job
+from toolkit.validate.plausible import as_it_fitted, impossible
 from toolkit.validate.rows import Row
 
 # a verdict needs these: with one of them guessed, a contradiction would say nothing about the planner
@@ -65,6 +64,7 @@ def _error(predicted: float, measured: float | None) -> float | None:
 
 def score(job: Job, calibration: Calibration) -> Score | str:
     """Evaluate a job; a sentence where an estimate is not a positive number."""
+    job = as_it_fitted(job, calibration)
     found = evaluate(job.model, job.cluster, job.workload, job.strategy, calibration)
     seconds, held = float(found.step.seconds), found.memory
     if words.read_on_last_stage(job.row.text("mem_kind")):
@@ -75,15 +75,12 @@ def score(job: Job, calibration: Calibration) -> Score | str:
     seen = float(as_measured(held, card, job.strategy, calibration, job.row.text("mem_basis")))
     if not (math.isfinite(seconds) and seconds > 0 and math.isfinite(seen) and seen > 0):
         return "not modelled: the estimate is not a positive number"
-    taken = None if "step_time" in job.unscored else measured_seconds(job.row)
-    if taken is not None and job.workload.precision in job.assumed and taken < _least_seconds(job):
-        return f"missing: precision (faster than any {job.workload.precision} matrix product of {card.name})"
     return Score(
         job=job,
         estimate=found,
         memory=held,
         predicted_seconds=seconds,
-        measured_seconds=taken,
+        measured_seconds=_compared_seconds(job),
         predicted_bytes=seen,
         measured_bytes=None if "peak_memory" in job.unscored else measured_bytes(job.row),
         verdict=VERDICTS[int(verdict(found.memory.total_bytes, card.memory_bytes))],
@@ -91,22 +88,20 @@ def score(job: Job, calibration: Calibration) -> Score | str:
     )
 
 
-def _least_seconds(job: Job) -> float:
-    """Seconds of the products of a step alone, at the fastest rate ever measured; of attention the unmasked half."""
-    work, s = job.workload, job.strategy
-    forward = forward_flop_per_token(job.model, work)
-    passes = 3.0 if work.method == "full" else 2.0
-    again = passes + (s.recompute == 2 and s.recompute_layers == 0)
-    layers = again * (forward.matmuls + forward.experts + 0.5 * forward.attention)
-    tokens = 1.0 * work.global_batch_size * work.sequence_length
-    gpus = 1.0 * s.tp * s.pp * s.cp * s.dp
-    rate = achievable(job.cluster.accelerator, work.precision)
-    return float(tokens * (layers + passes * forward.head) / gpus / rate)
+def _compared_seconds(job: Job) -> float | None:
+    """What was measured, unless the row is at odds with itself; the reason goes into ``unscored``."""
+    seconds = measured_seconds(job.row, job.workload.global_batch_size)
+    if seconds is not None and "step_time" not in job.unscored:
+        reason = impossible(job, seconds)
+        if reason:
+            job.unscored["step_time"] = reason
+    return None if "step_time" in job.unscored else seconds
 
 
-def measured_seconds(row: Row) -> float | None:
-    """Seconds of a step: as printed, or global batch x sequence length / (tokens/s of all GPUs).
+def measured_seconds(row: Row, batch: int) -> float | None:
+    """Seconds of a step: as printed, or global ``batch`` x sequence length / (tokens/s of all GPUs).
 
+    A rate in tokens/s hardly depends on how many micro batches make a step, so it counts without a stated batch too.
     A row that states only MFU or TFLOP/s has no time: what counts as a FLOP differs by a third between sources.
     """
     if row.text("outcome") == "OOM":
@@ -115,10 +110,10 @@ def measured_seconds(row: Row) -> float | None:
     if printed is not None:
         return printed
     rate, gpus = row.number("tokens_per_s_per_gpu"), row.count("n_gpus")
-    batch, length = row.count("global_batch"), row.count("seq_len")
-    if None in (rate, gpus, batch, length):
+    length = row.count("seq_len")
+    if None in (rate, gpus, length):
         return None
-    return 1.0 * (batch or 0) * (length or 0) / ((rate or 1.0) * (gpus or 1))
+    return 1.0 * batch * (length or 0) / ((rate or 1.0) * (gpus or 1))
 
 
 def measured_bytes(row: Row) -> float | None:

@@ -145,6 +145,12 @@ def weights_of(words: str, framework: str, precision: str, computed: str, notes:
     return "bf16" if torch and whole and "bf16" in precision.casefold() else "default"
 
 
+def checkpoints_whole_layers(words: str, framework: str) -> bool:
+    """Whether the switch for recomputation is one that runs whole layers again: not so in JAX and Megatron."""
+    name = words.casefold()
+    return framework in ("ddp", "deepspeed", "fsdp") and not re.search(rf"{_JAX}|{_MEGATRON}", name)
+
+
 def recomputed_layers(text: str) -> int:
     """2 for ``selective (every 2nd layer)``: of how many layers one runs again; torchtitan's ``selective-layer`` is 2.
 
