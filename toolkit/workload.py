@@ -43,6 +43,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     fused_cross_entropy: bool = False  # true: logits are never whole in memory
     # default (the framework's own) | bf16 (the 16 bits of the parameters, fp16 too) | fp32
     gradient_accumulation_dtype: str = "default"
+    # Megatron adds to the gradient of weights inside of its product (gradient_accumulation_fusion); not its older forks
+    fused_accumulation: bool = True
     dropout: bool = False
     # how tokens travel to experts. alltoall: every copy by itself; deepep: once to each node (DeepEP, HybridEP)
     expert_dispatch: Literal["alltoall", "deepep"] = "alltoall"

@@ -6,9 +6,11 @@ import pytest
 
 from toolkit.validate.words import (
     Network,
+    data_overlap_of,
     engine_of,
     flash_generation_of,
     framework_of,
+    fuses_accumulation,
     has_recipe_defaults,
     has_shorter_samples,
     kernels_of,
@@ -19,6 +21,7 @@ from toolkit.validate.words import (
     recomputes_by_default,
     shard_of,
     sums_of,
+    tensor_overlap_of,
     weights_of,
     zero_of,
 )
@@ -250,3 +253,22 @@ def test_full_sharding_beside_a_sharded_optimizer() -> None:
     assert zero_of("1", "zero1(all dp)+fsdp") == "3"
     assert zero_of("1", "zero1(all dp)") == "1"
     assert zero_of("", "fsdp2 (ZeRO-3)") == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "tensor", "data", "fused"),
+    [
+        ("NeMo 24.09", "all", "all", True),
+        ("Megatron-LM", "backward", "all", True),
+        ("Megatron-DeepSpeed (bigscience)", "none", "none", False),
+        ("Megatron-DeepSpeed", "backward", "none", False),
+        ("InternEvo/InternLM v0.2.1dev", "backward", "gradients", False),
+    ],
+)
+def test_what_a_framework_overlaps(words: str, tensor: str, data: str, fused: bool) -> None:
+    assert (tensor_overlap_of(words, True), data_overlap_of(words)) == (tensor, data)
+    assert fuses_accumulation(words) is fused
+
+
+def test_user_buffers_need_sequence_parallelism() -> None:
+    assert tensor_overlap_of("NeMo 24.09", False) == "backward"

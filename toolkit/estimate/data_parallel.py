@@ -36,7 +36,7 @@ def gradient_bytes(workload: Workload, framework: str) -> float:
     """
     if workload.precision == "fp32" or workload.gradient_accumulation_dtype == "fp32" and framework != "deepspeed":
         return 4.0
-    if workload.gradient_accumulation_dtype == "bf16":
+    if workload.gradient_accumulation_dtype == "bf16" or workload.engine == "deepspeed":
         return 2.0
     return 4.0 if framework in ("megatron", "ddp") else 2.0
 

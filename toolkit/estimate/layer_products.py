@@ -157,9 +157,15 @@ def product_seconds(
         return ProductSeconds(forward, backward, 0.0, weights)
     # the gradient of weights is accumulated (read, added, written) in its own type
     state = state_precision(workload, s.framework)
-    added = memory_seconds(2.0 * state.gradients * weights, rate.memory, 1.0)
-    if s.framework == "megatron":
+    summed = 2.0 if workload.engine == "deepspeed" and workload.precision == "fp16" else state.gradients
+    added = memory_seconds(2.0 * summed * weights, rate.memory, 1.0)
+    if s.framework == "megatron" and workload.fused_accumulation:
         added = accumulation_seconds(added, flop / rate.matmul, c["accumulation_hidden_fraction"])
+    elif s.framework == "megatron":  # written in 16 bits, then read and added by a kernel of its own
+        moved = (written + 2.0 * summed) * weights
+        added = memory_seconds(written * weights, rate.memory, 1.0) + memory_seconds(
+            moved, rate.memory, c["memory_fraction"]
+        )
     gradient = product(product_bytes(read, inputs + outputs, 0.0, 0.0, 0.0)) + added
     backward = backward + gradient
     if s.framework == "ddp" and state.parameters > written:

@@ -338,6 +338,7 @@ def _workload(
         gradient_accumulation_dtype=words.sums_of(name, strategy.framework, precision, optimizer),
         dropout=megatron_lm and not model.gated_mlp and notes.positions not in ("rope", "none"),
         launch_blocking=notes.launch_blocking,
+        fused_accumulation=words.fuses_accumulation(name),
         expert_dispatch=notes.expert_dispatch,
         expert_overlap=notes.expert_overlap,
         cuda_graphs=notes.cuda_graphs,

@@ -193,6 +193,14 @@ def data_overlap_of(words: str) -> Literal["none", "gradients", "all"]:
     return "gradients" if re.search("intern(evo|lm)", words.casefold()) else "all"
 
 
+def fuses_accumulation(words: str) -> bool:
+    """Whether gradients of weights are added inside of their product, as Megatron-LM does since 2022.
+
+    Not where DeepSpeed's engine or InternEvo accumulates: autograd writes a gradient, and adds it afterwards.
+    """
+    return re.search("deepspeed|intern(evo|lm)|bigscience", words.casefold()) is None
+
+
 def sums_of(words: str, framework: str, precision: str, optimizer: str) -> str:
     """In what gradients are summed and reduced: bf16 (16 bits), or default, the framework's own.
 
