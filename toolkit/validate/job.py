@@ -7,6 +7,7 @@ What a row leaves open takes the framework's documented default; what changes me
 tp pp cp ep vpp        1, where the framework has no such degree or the run has one GPU; a blank tp or pp of a
                        model-parallel framework is a missing input; a blank cp, ep or vpp is 1
 vpp                    a layer each in a dense model's recipe of NeMo and Megatron-Bridge, where layers divide; else 1
+dispatch of experts    what the notes say (DeepEP); else DeepEP in recipes of Megatron-Bridge, an all-to-all elsewhere
 overlap of tp          all by user buffers in those recipes with sequence parallelism; none in BigScience's fork of 2021
                        (no column); else Megatron's own, the backward pass
 schedule (no column)   what the notes say (ZB-1p ...), and where embedding and head lie; else 1F1B, on the ends
@@ -339,7 +340,7 @@ def _workload(
         dropout=megatron_lm and not model.gated_mlp and notes.positions not in ("rope", "none"),
         launch_blocking=notes.launch_blocking,
         fused_accumulation=words.fuses_accumulation(name),
-        expert_dispatch=notes.expert_dispatch,
+        expert_dispatch=notes.expert_dispatch or words.expert_dispatch_of(name),
         expert_overlap=notes.expert_overlap,
         cuda_graphs=notes.cuda_graphs,
         kernels=words.kernels_of(name, strategy.framework, row.text("compile") == "1"),

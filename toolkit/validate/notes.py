@@ -39,7 +39,7 @@ class Notes(NamedTuple):
     vocabulary: Literal["ends", "balanced", "spread", "interlaced"]  # fewer layers beside it, or cut over the pipeline
     launch_blocking: bool  # CUDA_LAUNCH_BLOCKING=1
     data_overlap: Literal["", "none", "gradients", "all"]  # overlap_grad_reduce=, overlap_param_gather=
-    expert_dispatch: Literal["alltoall", "deepep"]  # DeepEP, NVIDIA's HybridEP, DeepSeek's DualPipe
+    expert_dispatch: Literal["", "alltoall", "deepep"]  # DeepEP, NVIDIA's HybridEP, DeepSeek's DualPipe
     expert_overlap: bool  # a2a_overlap=True; DualPipe
     cuda_graphs: Literal["none", "attention", "full"]  # cuda_graph=full_iteration; of modules by Transformer Engine
 
@@ -64,8 +64,14 @@ def notes_of(row: Row) -> Notes:
         data_overlap=_data_overlap(text),
         expert_overlap=re.search(r"\ba2a_overlap ?= ?true\b|\bdualpipe\b", text.casefold()) is not None,
         cuda_graphs=_cuda_graphs(text.casefold()),
-        expert_dispatch="deepep" if re.search(r"\b(deepep|hybridep|dualpipe)\b", text.casefold()) else "alltoall",
+        expert_dispatch=_expert_dispatch(text.casefold()),
     )
+
+
+def _expert_dispatch(text: str) -> Literal["", "alltoall", "deepep"]:
+    if re.search(r"\b(deepep|hybridep|dualpipe)\b", text):
+        return "deepep"
+    return "alltoall" if re.search(r"\ball-?to-?all\b", text.replace("_", " ")) else ""
 
 
 def _cuda_graphs(text: str) -> Literal["none", "attention", "full"]:

@@ -20,8 +20,8 @@ MARGIN = 1.15
 def impossible(job: Job, seconds: float) -> str:
     """Why no such GPUs can have run this step in so short a time; empty where they can.
 
-    The least a step executes is its matrix products, without attention. It is held to the dense peak, and where the
-    precision is a guess to the best rate that was ever measured in it.
+    The least a step executes is its matrix products. They are held to the dense peak; where the precision is a guess,
+    they and the unmasked half of attention to the best rate that was ever measured in it.
     """
     card, work, gpus = job.cluster.accelerator, job.workload, job.cluster.num_gpus
     forward = forward_flop_per_token(job.model, work)
@@ -30,7 +30,8 @@ def impossible(job: Job, seconds: float) -> str:
     again = (layers if job.strategy.recompute == RECOMPUTE.index("full") else 0.0) * (not job.strategy.recompute_layers)
     tokens = 1.0 * work.global_batch_size * work.sequence_length
     reached = tokens * (passes * (layers + forward.head) + again) / seconds / gpus
-    if work.precision in job.assumed and reached > achievable(card, work.precision):
+    attended = tokens * (passes + (again > 0)) * 0.5 * forward.attention / seconds / gpus
+    if work.precision in job.assumed and reached + attended > achievable(card, work.precision):
         return f"missing: precision (faster than any {work.precision} matrix product of {card.name})"
     most = peak_flop_per_second(card, work.precision)
     if reached <= most:

@@ -226,6 +226,15 @@ def engine_of(words: str, framework: str) -> str:
     return "deepspeed" if framework == "megatron" and (both or "neox" in name) else "default"
 
 
+def expert_dispatch_of(words: str) -> Literal["alltoall", "deepep"]:
+    """How tokens travel to experts where nothing is said: Megatron-Bridge's recipes of mixtures use DeepEP or HybridEP.
+
+    Source: ``moe_flex_dispatcher_backend`` in ``perf_recipes`` of Megatron-Bridge; Megatron-LM's own default is to
+    send each copy by itself.
+    """
+    return "deepep" if re.search("megatron-bridge", words.casefold()) else "alltoall"
+
+
 def has_recipe_defaults(words: str) -> bool:
     """Whether the framework's recipes turn on the distributed optimizer, sequence parallelism and etp 1 by themselves.
 
