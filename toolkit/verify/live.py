@@ -66,8 +66,15 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.current = 0
         self.peak = 0
-        self.collectives: dict[tuple[str, int, str], list[int]] = {}
+        self.collectives: dict[tuple[str, int, int, str], list[int]] = {}
         self._live: dict[int, tuple[weakref.ref[Any], int]] = {}
+
+    def ignore(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Leave out storages that are not on the device, from now on."""
+        for tensor in tensors:
+            storage = local(tensor).untyped_storage()
+            self._drop(storage._cdata)
+            self._live[storage._cdata] = (weakref.ref(storage, functools.partial(self._gone, storage._cdata)), 0)
 
     def hold(self, tensors: Iterable[torch.Tensor]) -> None:
         """Count storages that were made before this mode was entered."""
@@ -132,8 +139,11 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         operation, place = OPERATIONS[name]
         tensors = [value for value in tree_leaves(args[place]) if isinstance(value, torch.Tensor)]
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        ranks = next((dist.ProcessGroup.unbox(value).size() for value in args if _is_group(value)), 0)
-        entry = self.collectives.setdefault((operation, ranks, str(tensors[0].dtype).removeprefix("torch.")), [0, 0])
+        group = next((dist.ProcessGroup.unbox(value) for value in args if _is_group(value)), None)
+        members = dist.get_process_group_ranks(group) if group is not None else [0]
+        stride = members[1] - members[0] if len(members) > 1 else 0
+        key = (operation, len(members), stride, str(tensors[0].dtype).removeprefix("torch."))
+        entry = self.collectives.setdefault(key, [0, 0])
         entry[0] += 1
         entry[1] += size
 
@@ -143,10 +153,11 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             {
                 "operation": operation,
                 "ranks": ranks,
+                "stride": stride,
                 "dtype": dtype,
                 "calls": calls,
                 "bytes": size,
                 "sent_bytes": ring_bytes(operation, ranks, size),
             }
-            for (operation, ranks, dtype), (calls, size) in sorted(self.collectives.items(), key=_most)
+            for (operation, ranks, stride, dtype), (calls, size) in sorted(self.collectives.items(), key=_most)
         ]

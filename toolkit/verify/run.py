@@ -19,6 +19,7 @@ from toolkit.plan import Plan
 from toolkit.strategy import describe
 from toolkit.verify.predicted import PARTS, Rank, ranks
 from toolkit.verify.reduced import reduced
+from toolkit.verify.traffic import compared, matters
 
 # framework: (program, what it imports, the extra of this package that brings it)
 PROGRAMS = {
@@ -36,7 +37,7 @@ def verify(
     """Predicted and counted bytes of each kind of rank, at ``layers`` layers (0: all of them).
 
     Returns plain data: ``ranks`` (kind, rank, predicted_bytes, counted_bytes, relative_errors by part,
-    relative_error of the peak), ``collectives`` of the counted step, ``findings``, ``seconds``. Raises ToolkitError for
+    relative_error of the peak, ``communication`` by axis), ``collectives`` of the counted step, ``findings``, ``seconds``. Raises ToolkitError for
     a framework that is not installed, a plan that cannot be run dry, and a dry run that fails or takes too long.
     """
     started = time.perf_counter()
@@ -47,6 +48,7 @@ def verify(
         answer = _start(program, small, rank, limit)
         row = _row(rank, answer)
         rows.append(row)
+        row["communication"] = axes = compared(small, calibration, answer["collectives"])
         collectives += [{"kind": rank.kind, **one} for one in answer["collectives"]]
         for part, error in row["relative_errors"].items():
             if abs(error) > tolerance:
@@ -54,6 +56,12 @@ def verify(
                     f"{rank.kind}: {part} predicted {row['predicted_bytes'][part]:.4g} bytes,"
                     f" counted {row['counted_bytes'][part]:.4g}: {error:+.1%}"
                 )
+        findings += [
+            f"{rank.kind}: {axis} sends predicted {one['predicted_bytes']:.4g} bytes,"
+            f" counted {one['counted_bytes']:.4g}: {one['relative_error']:+.1%}"
+            for axis, one in axes.items()
+            if abs(one["relative_error"]) > tolerance and matters(axes, axis)
+        ]
     return {
         "strategy": describe(small.strategy),
         "layers": small.model.num_hidden_layers,
