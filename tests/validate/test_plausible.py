@@ -28,7 +28,7 @@ def test_a_guessed_precision_is_held_to_what_was_ever_measured() -> None:
     """Well below 989 TFLOP/s: what a run of unknown precision does beyond that was not bf16."""
     guessed = job(precision_norm="")
     assert "bf16" in guessed.assumed
-    assert not impossible(guessed, LEAST * 989 / 700)  # attention adds a tenth
+    assert not impossible(guessed, LEAST * 989 / 680)  # attention adds a seventh
     assert "faster than any bf16 matrix product" in impossible(guessed, LEAST * 989 / 810)
 
 
