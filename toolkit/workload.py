@@ -40,6 +40,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     # which fused attention: 1 FlashAttention 1 and its Triton version (2022 to 2023), 2 FlashAttention 2, 3 cuDNN and
     # FlashAttention 3 (Transformer Engine); 0: what the framework brings
     flash_generation: int = 0
+    logged_losses: int = 0  # cross entropies beside the loss, which a training loop computes for what it logs
     fused_cross_entropy: bool = False  # true: logits are never whole in memory
     # default (the framework's own) | bf16 (the 16 bits of the parameters, fp16 too) | fp32
     gradient_accumulation_dtype: str = "default"

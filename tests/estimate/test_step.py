@@ -286,6 +286,18 @@ def test_offload_costs_copies_and_host_time() -> None:
     assert 0.0 < seconds[1][1] < seconds[2][1]
 
 
+def test_losses_for_the_logs_pass_over_the_logits() -> None:
+    """Two more cross entropies of 128,256 logits in float32: 2 x 3.5 passes for every token."""
+    strategy = Strategy(framework="fsdp", dp=8, dp_shard=8, zero_stage=3, micro_batch_size=8)
+    plain, logged = (
+        timed(llama(), cluster(8), Workload(global_batch_size=64, logged_losses=losses), strategy)[1]
+        for losses in (0, 2)
+    )
+    fraction = CALIBRATION["memory_fraction"]
+    expected = 8 * 4096 * 128256 * 4 * 7 / (A100.memory_bandwidth_bytes_per_second * fraction)
+    assert logged.compute_seconds - plain.compute_seconds == pytest.approx(expected)
+
+
 @pytest.mark.parametrize(("method", "low", "high"), [("lora", 0.6, 0.95), ("qlora", 0.65, 1.1)])
 def test_adapters_save_the_gradient_of_the_base(method: str, low: float, high: float) -> None:
     """4N + attention instead of 6N + attention; adapters move bytes, QLoRA unpacks its weights besides."""

@@ -14,6 +14,7 @@ from toolkit.validate.words import (
     has_recipe_defaults,
     has_shorter_samples,
     kernels_of,
+    logged_losses_of,
     optimizer_of,
     per_gpu,
     read_on_last_stage,
@@ -111,6 +112,10 @@ def test_sharding_groups(text: str, ranks: int) -> None:
 )
 def test_layers_that_run_again(text: str, expected: int) -> None:
     assert recomputed_layers(text) == expected
+
+
+def test_losses_for_the_logs() -> None:
+    assert [logged_losses_of(words) for words in ("Composer/llm-foundry FSDP", "torchtitan FSDP2")] == [2, 0]
 
 
 def test_memory_of_the_last_rank() -> None:

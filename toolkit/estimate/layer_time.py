@@ -136,6 +136,8 @@ def _head_seconds(
 ) -> Number:
     # over fp32 logits, eager: cast, maximum, exponent, sum, gradient; counted from the operations: assumed
     passes = 2.0 if workload.fused_cross_entropy or workload.kernels in FUSED_LOSS else 7.0
+    # each loss for the logs alone: cast to float32 (1.5 passes), logarithm of the softmax (2)
+    passes = passes + 3.5 * workload.logged_losses
     logits = tokens * work.vocabulary / s.tp * 4.0 * passes
     trained = 1.0 if workload.method == "full" else 2.0 / 3.0
     return head_seconds(tokens, work.head_weights * trained, s.tp, rate.head, logits, memory)

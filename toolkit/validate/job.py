@@ -344,6 +344,7 @@ def _workload(
         expert_overlap=notes.expert_overlap,
         cuda_graphs=notes.cuda_graphs,
         kernels=words.kernels_of(name, strategy.framework, row.text("compile") == "1"),
+        logged_losses=words.logged_losses_of(name),
         weights=words.weights_of(
             name, strategy.framework, row.text("precision"), precision, f"{row.text('notes')} {optimizer}"
         ),

@@ -127,6 +127,14 @@ def has_shorter_samples(notes: str) -> bool:
     return re.search(r"samples (are|may be)[^;]*shorter|\(unpacked\)", notes.casefold()) is not None
 
 
+def logged_losses_of(words: str) -> int:
+    """Composer updates its training metrics after every forward pass, each with a cross entropy over all logits.
+
+    llm-foundry has two (``use_train_metrics`` is on: LanguageCrossEntropy and LanguagePerplexity).
+    """
+    return 2 if re.search(_COMPOSER, words.casefold()) else 0
+
+
 def weights_of(words: str, framework: str, precision: str, computed: str, notes: str = "") -> str:
     """bf16 where the whole model is cast to it: LitGPT's ``bf16-true``, and torchtune's ``dtype: bf16``; and where
     DeepSpeed's master copy is (``bf16_master_weights_and_grads``).
