@@ -20,18 +20,18 @@ MEDIANS: dict[tuple[str, str], tuple[float | None, float | None]] = {
     ("by_framework", "fsdp"): (0.07, 0.06),
     ("by_framework", "megatron"): (0.16, 0.04),
     ("by_source", "JAX-Toolbox Pax README"): (0.21, None),
-    ("by_source", "Vocabulary Parallelism artifact (MLSys 2025)"): (0.24, 0.06),
-    ("by_source", "Zero Bubble Pipeline Parallelism (ICLR 2024)"): (0.09, 0.09),
-    ("by_source", "bigscience-bloom-prequel"): (0.14, 0.12),
-    ("by_source", "bigscience-gpt2-v100"): (0.22, 0.23),
-    ("by_source", "internevo-train-performance"): (0.05, None),
+    ("by_source", "Vocabulary Parallelism artifact (MLSys 2025)"): (0.12, 0.06),
+    ("by_source", "Zero Bubble Pipeline Parallelism (ICLR 2024)"): (0.08, 0.09),
+    ("by_source", "bigscience-bloom-prequel"): (0.12, 0.12),
+    ("by_source", "bigscience-gpt2-v100"): (0.23, 0.23),
+    ("by_source", "internevo-train-performance"): (0.07, None),
     ("by_source", "megatron-bridge-perf-summary"): (0.17, None),
-    ("by_source", "megatron-kwai-atc24"): (0.10, 0.22),
+    ("by_source", "megatron-kwai-atc24"): (0.06, 0.22),
     ("by_source", "megatron-lm-ci-golden"): (0.61, 0.03),
     ("by_source", "mosaicml-llm-foundry"): (0.06, None),
     ("by_source", "mosaicml-llm-foundry-2023-07"): (0.05, None),
-    ("by_source", "nvidia-dgxc-benchmarking"): (0.09, None),
-    ("by_source", "vtrain-ground-truth"): (0.06, None),
+    ("by_source", "nvidia-dgxc-benchmarking"): (0.05, None),
+    ("by_source", "vtrain-ground-truth"): (0.03, None),
     ("by_source", "xtuner-megatron-moe-benchmark"): (0.23, None),
 }
 
@@ -66,6 +66,23 @@ def test_runs_of_llm_foundry() -> None:
     ]
     assert len(errors) > 60
     assert sum(errors) / len(errors) < 0.04
+
+
+# mean error of step time, of runs that others report the same figure for
+MEANS = {
+    "vtrain-ground-truth": 0.08,  # 47 runs on 512 GPUs; the best of other tools 11.1 %, of the larger set these are from
+    "Korthikanti et al. 2022, Reducing Activation Recomputation": 0.03,  # the best of others 3.65 %
+}
+
+
+@pytest.mark.parametrize("source", MEANS)
+def test_means_beat_what_others_report(source: str) -> None:
+    errors = [
+        abs(row["step_time"]["relative_error"])
+        for row in found()["rows"]
+        if row["source"].startswith(source) and row["step_time"]["relative_error"] is not None
+    ]
+    assert errors and sum(errors) / len(errors) < MEANS[source]
 
 
 def test_every_group_of_ten_runs_has_a_bound() -> None:

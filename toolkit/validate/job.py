@@ -28,6 +28,9 @@ kernels (no column)    Megatron's for Megatron under FSDP or DeepSpeed; fused fo
 weights (no column)    bf16 for torchtune and where precision is "bf16-true"; else its own
 gradients (no column)  summed in bf16 in the benchmarks of NeMo and Megatron-Bridge and by InternEvo, in fp16 by
                        Megatron-LM in fp16; else the framework's own
+overlap of dp          what the notes say; none for DeepSpeed's pipeline, gradients alone for InternEvo; else all
+sums of gradients      inside of their product; after it where DeepSpeed or InternEvo accumulate, and on cards before
+                       Ampere, whose runs are older than the fused product
 engine (no column)     DeepSpeed's pipeline for Megatron-DeepSpeed and GPT-NeoX; else the framework's own
 dropout (no column)    on for a GPT under Megatron-LM without rotary positions (its default is 0.1); else off
 =====================  ==============================================================================================
@@ -339,7 +342,7 @@ def _workload(
         gradient_accumulation_dtype=words.sums_of(name, strategy.framework, precision, optimizer),
         dropout=megatron_lm and not model.gated_mlp and notes.positions not in ("rope", "none"),
         launch_blocking=notes.launch_blocking,
-        fused_accumulation=words.fuses_accumulation(name),
+        fused_accumulation=card.architecture not in _OLD and words.fuses_accumulation(name),
         expert_dispatch=notes.expert_dispatch or words.expert_dispatch_of(name),
         expert_overlap=notes.expert_overlap,
         cuda_graphs=notes.cuda_graphs,
