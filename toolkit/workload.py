@@ -64,7 +64,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     # (PyTorch's DDP and FSDP only); fp8: matrices in 8 bits alone, without a 16-bit copy (Megatron's fp8_param_gather)
     weights: str = "default"
     # who keeps the states. default: the framework of the strategy; deepspeed: DeepSpeed's pipeline engine, ZeRO-1 or
-    # BF16_Optimizer around Megatron's layers (Megatron-DeepSpeed, GPT-NeoX)
+    # BF16_Optimizer around Megatron's layers (Megatron-DeepSpeed, GPT-NeoX); nanotron: Megatron's parallelism with
+    # PyTorch's DDP and operators
     engine: str = "default"
     # what selective recomputation runs again in Megatron, joined by "+" (estimate/selective.py has the names)
     recompute_modules: str = "core_attn"

@@ -140,6 +140,15 @@ def test_logits_are_ten_bytes_and_fused_ones_are_small() -> None:
     assert chunked_logits_bytes(4096.0, 2048, 151936) < 0.02 * logits_bytes(4096.0, 151936, 2.0, 1.0)
 
 
+def test_megatrons_compiled_loss_is_not_in_place() -> None:
+    """--cross-entropy-loss-fusion: 4 bytes a logit more; its own tests grew by 390 MiB where that is 400."""
+    one = megatron(tp=2, etp=2, pp=2, micro_batch_size=4, sequence_parallel=0)
+    model, work = msgspec.structs.replace(GPT_7B, vocab_size=51200), Workload(sequence_length=1024)
+    fused = msgspec.structs.replace(work, fused_cross_entropy=True)
+    more = activations_of(model, fused, one, 1).logits - activations_of(model, work, one, 1).logits
+    assert more / MIB == 400
+
+
 def test_large_vocabulary_makes_logits_the_top_activation_term() -> None:
     """Qwen2.5-3B, sequence 4096: 5.8 GiB of logits, more than all layers under recomputation keep."""
     qwen = llama(

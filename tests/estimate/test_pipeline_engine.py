@@ -1,4 +1,4 @@
-"""Megatron's layers under DeepSpeed's pipeline engine: identities, and runs of BLOOM's tuning on A100 80 GB."""
+"""Engines around Megatron's parallelism: identities, runs of BLOOM's tuning on A100 and of nanotron on H100."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.estimate.shapes import CALIBRATION, GIB, gpt, megatron, peak, published, static
+from tests.estimate.shapes import CALIBRATION, GIB, gpt, llama, megatron, peak, published, static
 from toolkit.errors import ToolkitError
 from toolkit.estimate.framework_memory import communicators
 from toolkit.estimate.memory_pipeline_engine import engine_bytes, engine_communicators, under_engine
@@ -49,6 +49,33 @@ def test_engine_has_communicators_of_its_own() -> None:
     assert (axes, engine_communicators(axes)) == (4, 10)
     assert engine_bytes(BLOOM, one, CALIBRATION) == 6 * CALIBRATION["communicator_bytes"]
     assert engine_bytes(Workload(), one, CALIBRATION) == 0.0
+
+
+@pytest.mark.parametrize("row", published("megatron_memory.toml")["nanotron"], ids=lambda row: str(row["layout"]))
+def test_runs_of_nanotron(row: dict[str, Any]) -> None:
+    """Peaks as nanotron logs them, in GB of an unstated base."""
+    layers, hidden, ffn = row["shape"]
+    model = llama(
+        num_hidden_layers=layers, hidden_size=hidden, intermediate_size=ffn, num_attention_heads=32,
+        num_key_value_heads=32, head_dim=hidden // 32, vocab_size=131072, tie_word_embeddings=True,
+    )  # fmt: skip
+    tp, pp, dp, b, m = row["layout"]
+    strategy = msgspec.structs.replace(layout(tp, pp, dp, b, m), recompute=0, zero_stage=row["zero_stage"])
+    strategy = msgspec.structs.replace(strategy, sequence_parallel=int(tp > 1))
+    found = peak(model, Workload(sequence_length=4096, engine="nanotron"), strategy)
+    assert found.total_bytes / GIB == pytest.approx(row["gb"], rel=0.15)
+
+
+def test_nanotron_keeps_gradients_three_times() -> None:
+    """Float32 ones, DDP's buckets, and the 16-bit ones that the last backward pass leaves."""
+    model, one = gpt(24, 2048, 16), layout(1, 1, 4, 1, 1)
+    work = Workload(sequence_length=128, engine="nanotron")  # few activations: the gradients outgrow them
+    found, plain = peak(model, work, one), peak(model, msgspec.structs.replace(work, engine="default"), one)
+    parameters = plain.parameters_bytes / 2.0
+    buckets = found.communication_buffers_bytes - plain.communication_buffers_bytes
+    assert buckets == pytest.approx(2.0 * parameters)
+    assert found.gradients_bytes > 5.0 * parameters
+    assert plain.gradients_bytes == pytest.approx(4.0 * parameters)
 
 
 def test_unknown_engine() -> None:

@@ -27,6 +27,12 @@ def test_what_is_not_said_stays_open() -> None:
     assert not (found.unfused or found.latent_attention or found.hybrid or found.teacher)
 
 
+def test_losses_and_modes() -> None:
+    assert said("CI test gpt3_mcore_te_tp2_pp2_cross_entropy_loss_fusion").fused_loss
+    assert not said("cross_entropy_loss_fusion=False").fused_loss
+    assert said("TP reduce-scatter mode; recompute not stated").reduce_scatter
+
+
 @pytest.mark.parametrize("text", ["hybrid pattern MEM*E", "position=none"])
 def test_layers_of_several_kinds(text: str) -> None:
     assert said(text).hybrid

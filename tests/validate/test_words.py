@@ -251,6 +251,7 @@ def test_in_what_gradients_are_summed(words: str, framework: str, precision: str
 def test_engines() -> None:
     assert engine_of("Megatron-DeepSpeed (bigscience)", "megatron") == "deepspeed"
     assert engine_of("GPT-NeoX 2.0", "megatron") == "deepspeed"
+    assert engine_of("nanotron", "megatron") == "nanotron"
     assert engine_of("Megatron-DeepSpeed", "deepspeed") == engine_of("Megatron-LM", "megatron") == "default"
 
 

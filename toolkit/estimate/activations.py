@@ -176,6 +176,9 @@ def _logits(
         return chunked_logits_bytes(tokens, model.hidden_size, vocabulary), 0.0 * tokens
     if workload.kernels in FUSED_LOSS and strategy.framework != "megatron":
         return fused_logits_bytes(tokens, vocabulary, k.compute, 1.0), 0.0 * tokens
+    if strategy.framework == "megatron" and (workload.fused_cross_entropy or workload.engine == "nanotron"):
+        # Megatron's compiled loss and nanotron's do not work in place on the float32 copy
+        return logits_bytes(tokens, vocabulary, k.compute, strategy.tp), 0.0 * tokens
     if strategy.framework == "megatron" or workload.kernels == "megatron":
         return vocabulary_parallel_logits_bytes(tokens, vocabulary, k.compute, strategy.tp), 0.0 * tokens
     # backward holds log-probabilities, the gradient that picks the target, and the full gradient: 12 bytes

@@ -86,6 +86,8 @@ def kernels(model: ModelSpec, workload: Workload, framework: str) -> Kernels:
     stream = 4.0 if framework == "ddp" and not pure(workload, framework) else b
     if framework == "megatron" or workload.kernels in FUSED_LAYERS:
         inputs = 1.0 if workload.precision == "fp8" else b
+        if framework == "megatron" and workload.engine == "nanotron":  # its activation and product are two operators
+            return Kernels(b, stream, b, stream, b, False, 4.0 * b, 2.0 * b, b, False, True, 1.0)
         return Kernels(b, stream, inputs, stream, b, False, 2.0 * b + inputs, b + inputs, b, False, False, inputs / b)
     trained = workload.method == "full"
     wide = model.model_type.startswith(WIDE_NORMS)
@@ -184,7 +186,8 @@ def _attention(model: ModelSpec, workload: Workload, k: Kernels) -> LayerBytes:
     sharded = leaf.attention_bytes(k.compute, model.head_dim, heads, heads if k.repeats_keys else keys)
     if model.qk_norm != "none":
         sharded += leaf.norm_bytes(1, (heads + keys) * model.head_dim, k.head_norm)
-    if k.views and model.fused_qkv and not model.learned_positions:  # rotary queries and keys are new tensors
+    joint = model.fused_qkv or workload.engine == "nanotron"
+    if k.views and joint and not model.learned_positions:  # rotary queries and keys are new tensors
         sharded += k.compute * model.head_dim * (heads + keys)
     if model.attention_output_gate:
         sharded += k.compute * 2.0 * heads * model.head_dim

@@ -1,7 +1,9 @@
-"""Equations M22 and M23: DeepSpeed's pipeline engine around Megatron's layers (Megatron-DeepSpeed, GPT-NeoX).
+"""Equations M22 and M23: engines around Megatron's parallelism.
 
-In fp16 ZeRO-1 keeps 16-bit gradients from one micro batch to the next, and a float32 copy of its shard for the step;
-in bf16 BF16_Optimizer keeps float32 gradients beside the 16-bit ones. Both flatten what they hold into single tensors.
+DeepSpeed's pipeline (Megatron-DeepSpeed, GPT-NeoX): in fp16 ZeRO-1 keeps 16-bit gradients from one micro batch to the
+next, and a float32 copy of its shard for the step; in bf16 BF16_Optimizer keeps float32 gradients beside the 16-bit
+ones. Both flatten what they hold into single tensors. Nanotron adds the 16-bit gradients of PyTorch's DDP to float32
+ones when a backward pass has ended.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from toolkit.numeric import Number, where
 from toolkit.strategy import Strategy
 from toolkit.workload import Precision, Workload
 
+ENGINES = ("default", "deepspeed", "nanotron")
 BUCKET = 5e8  # elements: reduce_bucket_size of ZeRO, MEMORY_OPT_ALLREDUCE_SIZE of the pipeline engine
 
 
@@ -40,10 +43,10 @@ def engine_communicators(communicators_of_megatron: Number) -> Number:
 
 
 def under_engine(workload: Workload, strategy: Strategy) -> bool:
-    """Whether DeepSpeed's engine runs Megatron's layers; raises ToolkitError for an engine that is not known."""
-    if workload.engine not in ("default", "deepspeed"):
-        raise ToolkitError(f"unknown engine {workload.engine!r}", remedy="use default or deepspeed")
-    return workload.engine == "deepspeed" and strategy.framework == "megatron"
+    """Whether an engine of its own runs Megatron's layers; raises ToolkitError for one that is not known."""
+    if workload.engine not in ENGINES:
+        raise ToolkitError(f"unknown engine {workload.engine!r}", remedy=f"use one of {', '.join(ENGINES)}")
+    return workload.engine != "default" and strategy.framework == "megatron"
 
 
 def engine_states(
@@ -55,6 +58,8 @@ def engine_states(
     expert_replicas = replicas * strategy.tp / (1.0 * strategy.ep * strategy.etp)
     over = where(strategy.zero_stage > 0, replicas, 1.0)
     experts_over = where(strategy.zero_stage > 0, expert_replicas, 1.0)
+    if workload.engine == "nanotron":
+        return _nanotron_states(workload, strategy, share, precision, over, experts_over)
     wide = workload.precision == "bf16"
     gradients = value + 4.0 if wide else value
     states = precision.master + precision.optimizer_states
@@ -77,9 +82,32 @@ def engine_states(
     )
 
 
+def _nanotron_states(
+    workload: Workload, strategy: Strategy, share: Share, precision: Precision, over: Number, experts_over: Number
+) -> States:
+    """Float32 gradients, DDP's buckets, and the gradients themselves until the backward pass of a micro batch ends.
+
+    Source: nanotron ``optim/gradient_accumulator.py`` (``FP32GradientAccumulator``) and ``trainer.py`` (DDP without
+    ``gradient_as_bucket_view``).
+    """
+    value = precision.parameters
+    buckets = where(strategy.dp * strategy.cp > 1, value, 0.0)
+    states = precision.master + precision.optimizer_states
+    return States(
+        parameters=mixed_precision_bytes(share.trained, share.experts, value, 1.0, 1.0),
+        optimizer=mixed_precision_bytes(share.trained, share.experts, states, over, experts_over),
+        gradients=mixed_precision_bytes(share.trained, share.experts, 4.0, 1.0, 1.0),
+        buffers=mixed_precision_bytes(share.trained, share.experts, 1.0, 1.0, 1.0) * buckets,
+        accumulated=0.0,
+        final=mixed_precision_bytes(share.trained, share.experts, value, 1.0, 1.0),
+        backward=0.0,
+        step=0.0,
+    )
+
+
 def engine_bytes(workload: Workload, strategy: Strategy, calibration: Calibration) -> Number:
     """Device memory of the engine beyond Megatron's own communicators (counted by M13)."""
-    if not under_engine(workload, strategy):
+    if workload.engine != "deepspeed" or not under_engine(workload, strategy):
         return 0.0
     axes = communicators(strategy.tp, strategy.pp, strategy.cp, strategy.ep, strategy.dp)
     return (engine_communicators(axes) - axes) * calibration["communicator_bytes"]

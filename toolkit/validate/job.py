@@ -31,7 +31,7 @@ gradients (no column)  summed in bf16 in the benchmarks of NeMo and Megatron-Bri
 overlap of dp          what the notes say; none for DeepSpeed's pipeline, gradients alone for InternEvo; else all
 sums of gradients      inside of their product; after it where DeepSpeed or InternEvo accumulate, and on cards before
                        Ampere, whose runs are older than the fused product
-engine (no column)     DeepSpeed's pipeline for Megatron-DeepSpeed and GPT-NeoX; else the framework's own
+engine (no column)     DeepSpeed's pipeline for Megatron-DeepSpeed and GPT-NeoX, nanotron's; else the framework's own
 dropout (no column)    on for a GPT under Megatron-LM without rotary positions (its default is 0.1); else off
 =====================  ==============================================================================================
 """
@@ -207,7 +207,7 @@ def _strategy(row: Row, model: ModelSpec, gpus: int, cluster: ClusterSpec, assum
     virtual = _virtual_stages(row, model, pp, assumed)
     if virtual > -(-model.num_hidden_layers // pp):  # embedding and head may take the place of a layer each
         raise _Unusable(f"contradiction: pp {pp} x vpp {virtual} for {model.num_hidden_layers} layers")
-    cut = _sequence_parallel(row, framework, tp, recipes or model.is_moe, assumed)
+    cut = _sequence_parallel(row, framework, tp, recipes or model.is_moe or notes_of(row).reduce_scatter, assumed)
     recompute, some = _recompute(row, framework, -(-model.num_hidden_layers // pp), assumed)
     return Strategy(
         framework=framework,
@@ -351,6 +351,7 @@ def _workload(
         weights=words.weights_of(
             name, strategy.framework, row.text("precision"), precision, f"{row.text('notes')} {optimizer}"
         ),
+        fused_cross_entropy=notes.fused_loss and strategy.framework == "megatron",
         engine=words.engine_of(name, strategy.framework),
         recompute_modules=recompute_modules(row.text("recompute")),
     )

@@ -34,6 +34,8 @@ class Notes(NamedTuple):
     expert_tensor_parallel: int | None  # etp1
     latent_attention: bool  # MLA
     hybrid: bool  # layers of several kinds
+    reduce_scatter: bool  # "TP reduce-scatter mode": nanotron's name of sequence parallelism
+    fused_loss: bool  # cross_entropy_loss_fusion
     teacher: bool  # a second model beside the trained one
     schedule: Literal["1f1b", "zb-1p", "zb-2p", "zb-v"]
     vocabulary: Literal["ends", "balanced", "spread", "interlaced"]  # fewer layers beside it, or cut over the pipeline
@@ -57,6 +59,8 @@ def notes_of(row: Row) -> Notes:
         expert_tensor_parallel=int(etp[1]) if etp else None,
         latent_attention=re.search(r"\bMLA\b", text) is not None,
         hybrid=re.search(r"hybrid[ _-](layer[ _-])?pattern|position=none\b", text) is not None,
+        reduce_scatter=re.search(r"reduce[-_ ]scatter mode", text) is not None,
+        fused_loss=re.search(r"cross[_-]entropy[_-]loss[_-]fusion(?!=False)", text) is not None,
         teacher=re.search(r"distill", text) is not None,
         schedule=_schedule(text.casefold()),
         vocabulary=_vocabulary(text.casefold()),

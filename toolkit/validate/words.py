@@ -228,8 +228,10 @@ def sums_of(words: str, framework: str, precision: str, optimizer: str) -> str:
 
 
 def engine_of(words: str, framework: str) -> str:
-    """Deepspeed where DeepSpeed's engine runs Megatron's layers and pipeline."""
+    """Deepspeed where DeepSpeed's engine runs Megatron's layers and pipeline; nanotron has one of its own."""
     name = words.casefold()
+    if framework == "megatron" and "nanotron" in name:
+        return "nanotron"
     both = "megatron" in name and "deepspeed" in name
     return "deepspeed" if framework == "megatron" and (both or "neox" in name) else "default"
 
