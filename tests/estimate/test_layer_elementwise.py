@@ -9,11 +9,13 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.estimate.shapes import llama
 from toolkit.estimate.layer_elementwise import adapter_traffic, elementwise
 from toolkit.estimate.work import layer_work
+from toolkit.registry.models import load_model
 from toolkit.workload import Workload
 
 WIDTH, MLP, TOKENS = 1024, 2816, 64
@@ -135,3 +137,15 @@ def test_adapters_in_float32_move_most() -> None:
     wide, narrow = (adapter_traffic(Workload(), framework) for framework in ("fsdp", "deepspeed"))
     fused = adapter_traffic(Workload(kernels="fused"), "fsdp")
     assert all(most > more >= less for most, more, less in zip(wide, narrow, fused, strict=True))
+
+
+def test_biases_and_limits_of_experts_are_kernels_of_their_own_in_megatron() -> None:
+    """gpt-oss beside the same model without them; PyTorch's frameworks bring kernels that fuse both."""
+    model = load_model("gpt-oss-120b")
+    plain = msgspec.structs.replace(model, model_type="mixtral", expert_bias=False)
+    for framework, kernels, more in (("megatron", "default", True), ("fsdp", "fused", False)):
+        work = Workload(kernels=kernels)
+        with_, without = (elementwise(layer_work(each, work), work, framework) for each in (model, plain))
+        # 28 bytes for the bias of each of 2,880 values and 4 experts, 4 passes of 2 bytes over gate and up
+        expected = 4 * 2880 * (28.0 + 4.0 * 2.0 * 2.0) if more else 0.0
+        assert with_.sharded_forward - without.sharded_forward == pytest.approx(expected)

@@ -50,7 +50,7 @@ def elementwise(work: LayerWork, workload: Workload, framework: str) -> Moved:
     """What one layer moves per token, by the kernels of the framework or those that the workload names."""
     each = value_bytes(workload)
     if framework == "megatron" or workload.kernels in FUSED_LAYERS:
-        return _fused(work, workload, each)
+        return _fused(work, workload, each, framework == "megatron" or workload.kernels == "megatron")
     stream = FLOAT32 if framework == "ddp" and not pure(workload, framework) else each
     return _eager(work, workload, each, stream)
 
@@ -78,12 +78,23 @@ def _biased(work: LayerWork) -> tuple[float, float]:
     return (4.0 + 10.0 + 8.0 + 6.0) * width, (6.0 + 6.0 + 12.0 + 12.0 + 4.0) * width
 
 
+def _clamped(work: LayerWork, each: float) -> tuple[float, float]:
+    """Gate and up of experts that are clamped before the fused activation (gpt-oss), forward and backward.
+
+    Two clamps and the tensor that joins them again, each read and written; backward each reads the input too.
+
+    Source: megatron-core 0.16.1 fusions/fused_bias_geglu.py, weighted_bias_quick_geglu_impl.
+    """
+    width = 2.0 * work.experts_per_token * work.expert_clamped_width * each
+    return 4.0 * width, 5.0 * width
+
+
 def _dropped(work: LayerWork, workload: Workload, kept: float) -> float:
     """Two dropouts of ``kept`` bytes a value."""
     return 2.0 * work.hidden * kept if workload.dropout else 0.0
 
 
-def _fused(work: LayerWork, workload: Workload, each: float) -> Moved:
+def _fused(work: LayerWork, workload: Workload, each: float, megatron: bool) -> Moved:
     # beside bias and residual the mask of a byte alone is new
     residual = work.residuals * 3.0 * work.hidden * each + _dropped(work, workload, 1.0)
     norm = work.norms * work.hidden * each
@@ -92,12 +103,13 @@ def _fused(work: LayerWork, workload: Workload, each: float) -> Moved:
     rotary = 2.0 * work.rotary_width * each
     heads = work.head_norm_width * each
     permute = _permuted(work, each)
-    biased, biased_backward = _biased(work)
+    biased, biased_backward = _biased(work) if megatron else (0.0, 0.0)
+    clamped, clamped_backward = _clamped(work, each) if megatron else (0.0, 0.0)
     return Moved(
         residual + 2.0 * norm,
-        (gate + 1.0) * active + rotary + 2.0 * heads + permute + biased,
+        (gate + 1.0) * active + rotary + 2.0 * heads + permute + biased + clamped,
         residual + 5.0 * norm,
-        (2.0 * gate + 1.0) * active + rotary + 5.0 * heads + permute + biased_backward,
+        (2.0 * gate + 1.0) * active + rotary + 5.0 * heads + permute + biased_backward + clamped_backward,
     )
 
 

@@ -28,6 +28,9 @@ NO_ROTARY = ("mpt", "bloom")  # families with linear biases of attention (ALiBi)
 COMPOSED = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh_python")  # activations of several operators in transformers
 
 
+CLAMPED = ("gpt_oss",)  # families whose swiglu has limits
+
+
 class LayerWork(msgspec.Struct, frozen=True, kw_only=True):
     """Per average layer. Widths are elements per token that enter and leave matrix products."""
 
@@ -57,6 +60,7 @@ class LayerWork(msgspec.Struct, frozen=True, kw_only=True):
     rotary_width: float  # 0 where positions are learned, or biases of attention
     dense_activation_width: float
     expert_activation_width: float  # per chosen expert
+    expert_clamped_width: float  # per chosen expert, where the activation's inputs are clamped
     expert_bias_width: float  # per chosen expert: values that get a bias after the experts' last product
     scan_flop: float  # chunked state-space scans, forward, per token
     scan_bytes: float
@@ -132,6 +136,7 @@ def layer_work(model: ModelSpec, workload: Workload) -> LayerWork:
             mlps.count("D") * model.intermediate_size + mlps.count("E") * model.shared_expert_intermediate_size
         )
         / count,
+        expert_clamped_width=CLAMPED.count(model.model_type) * mlps.count("E") / count * model.moe_intermediate_size,
         expert_bias_width=model.expert_bias * mlps.count("E") / count * model.hidden_size,
         expert_activation_width=mlps.count("E") / count * model.moe_intermediate_size,
         scan_flop=scans.flop,
