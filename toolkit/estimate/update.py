@@ -13,6 +13,7 @@ from toolkit.numeric import Number, maximum, minimum, where
 from toolkit.strategy import Strategy
 from toolkit.workload import Workload
 
+FLOAT32_ADAM = 28.0  # bytes per parameter
 LEAST_HOST_LINK = 1.0e9  # bytes/s, where an accelerator states no link to the host: slow, so assumed
 
 
@@ -34,13 +35,15 @@ def copy_seconds(parameters: Number, bytes_each: float, bandwidth: float) -> Num
     return parameters * bytes_each / bandwidth
 
 
-@equation("T9", "P*gpus_per_node/rate")
-def host_adam_seconds(parameters: Number, ranks_per_node: Number, rate: float) -> Number:
+@equation("T9", "P*gpus_per_node/rate*bytes/28")
+def host_adam_seconds(parameters: Number, ranks_per_node: Number, rate: float, moved: float) -> Number:
     """Adam on the host: the ranks of a node share its memory bandwidth.
+
+    ``rate`` is that of float32 Adam, which reads and writes weight and two states and reads a gradient: 28 bytes.
 
     Source: ZeRO-Offload, arXiv 2101.06840, table 4.
     """
-    return parameters * ranks_per_node / rate
+    return parameters * ranks_per_node / rate * (moved / FLOAT32_ADAM)
 
 
 @equation("T16", "[offload]*m*(P_trained*down/link + [parameters]*2*P*up/link)")
@@ -77,7 +80,9 @@ def update_seconds(
     on_device = optimizer_seconds(updated, moved * traffic, rate.memory * c["memory_fraction"])
     node = float(cluster.gpus_per_node)
     ranks = minimum(1.0 * s.tp * s.pp * s.cp * s.dp, node)
-    on_host = host_adam_seconds(updated, ranks, c["host_adam_parameters_per_second"])
+    held_on_host = state.optimizer_states + (state.master or state.parameters)
+    summed = 4.0 if state.master else state.gradients  # DeepSpeed adds up in float32 what came down in 16 bits
+    on_host = host_adam_seconds(updated, ranks, c["host_adam_parameters_per_second"], 2.0 * held_on_host + summed)
     link = max(cluster.accelerator.host_link_bytes_per_second * c["host_link_fraction"], LEAST_HOST_LINK)
     up = where(s.offload > 0, copy_seconds(updated, each, link), 0.0)
     hidden = offload_copies(held, updated, micro, s.offload, each, each, link)
