@@ -41,7 +41,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     # FlashAttention 3 (Transformer Engine); 0: what the framework brings
     flash_generation: int = 0
     logged_losses: int = 0  # cross entropies beside the loss, which a training loop computes for what it logs
-    fused_cross_entropy: bool = False  # true: logits are never whole in memory
+    fused_cross_entropy: bool = False  # true: logits are never whole in memory (Megatron: a compiled loss)
+    # of Megatron's fused loss (--cross-entropy-fusion-impl). native: compiled, with float32 copies; te: Transformer
+    # Engine's kernel, which writes the gradient over the logits
+    fused_loss: Literal["native", "te"] = "native"
     # default (the framework's own) | bf16 (the 16 bits of the parameters, fp16 too) | fp32
     gradient_accumulation_dtype: str = "default"
     # Megatron adds to the gradient of weights inside of its product (gradient_accumulation_fusion); not its older forks

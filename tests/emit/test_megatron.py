@@ -182,7 +182,7 @@ def working(name: str, recompute: int = 0, **changes: object) -> Plan:
     )
 
 
-@pytest.mark.parametrize(("field", "value"), [("weights", "bf16"), ("engine", "deepspeed")])
+@pytest.mark.parametrize(("field", "value"), [("weights", "bf16"), ("engine", "deepspeed"), ("fused_loss", "te")])
 def test_states_that_megatron_core_does_not_keep_are_refused(field: str, value: str) -> None:
     assert f"{field} '{value}'" in refused(working("dense", **{field: value}))
 

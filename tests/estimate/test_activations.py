@@ -147,6 +147,8 @@ def test_megatrons_compiled_loss_is_not_in_place() -> None:
     fused = msgspec.structs.replace(work, fused_cross_entropy=True)
     more = activations_of(model, fused, one, 1).logits - activations_of(model, work, one, 1).logits
     assert more / MIB == 400
+    written_over = msgspec.structs.replace(fused, fused_loss="te")
+    assert activations_of(model, written_over, one, 1).logits / MIB == 200
 
 
 def test_large_vocabulary_makes_logits_the_top_activation_term() -> None:

@@ -131,11 +131,11 @@ def require_megatron(problems: Problems, plan: Plan) -> None:
                 f"{name} {getattr(s, name)} is not something that these files can state",
                 f"they state {usual}: megatron-core 0.16.1 without Transformer Engine runs nothing else",
             )
-    for name in ("weights", "engine"):
-        if getattr(plan.workload, name) != "default":
+    for name, usual in (("weights", "default"), ("engine", "default"), ("fused_loss", "native")):
+        if getattr(plan.workload, name) != usual:
             problems.add(
                 f"{name} {getattr(plan.workload, name)!r} is not something that these files can state",
-                "they state default",
+                f"they state {usual}",
             )
     unknown = sorted(set(plan.workload.recompute_modules.split("+")) - set(MODULES))
     if s.recompute == SELECTIVE and unknown:

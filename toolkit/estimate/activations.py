@@ -83,6 +83,15 @@ def vocabulary_parallel_logits_bytes(tokens: Number, vocabulary: Number, bytes_p
     return tokens * vocabulary * (bytes_per_value + 4.0) / tp
 
 
+@equation("A24", "T*V*b/t")
+def in_place_logits_bytes(tokens: Number, vocabulary: Number, bytes_per_value: float, tp: Number) -> Number:
+    """Transformer Engine's loss: the gradient takes the place of the logits, and there is no float32 copy.
+
+    Source: transformer_engine ``pytorch/triton/cross_entropy.py`` (``--cross-entropy-fusion-impl te``).
+    """
+    return tokens * vocabulary * bytes_per_value / tp
+
+
 @equation("A14", "10*T*min(h, V)")
 def chunked_logits_bytes(tokens: Number, hidden_size: int, vocabulary: Number) -> Number:
     """Fused linear cross entropy: chunks of ``h / V`` of the tokens. Source: Liger kernel, arXiv 2410.10989."""
@@ -176,7 +185,10 @@ def _logits(
         return chunked_logits_bytes(tokens, model.hidden_size, vocabulary), 0.0 * tokens
     if workload.kernels in FUSED_LOSS and strategy.framework != "megatron":
         return fused_logits_bytes(tokens, vocabulary, k.compute, 1.0), 0.0 * tokens
-    if strategy.framework == "megatron" and (workload.fused_cross_entropy or workload.engine == "nanotron"):
+    fused = workload.fused_cross_entropy and strategy.framework == "megatron"
+    if fused and workload.fused_loss == "te":
+        return in_place_logits_bytes(tokens, vocabulary, k.compute, strategy.tp), 0.0 * tokens
+    if fused or (workload.engine == "nanotron" and strategy.framework == "megatron"):
         # Megatron's compiled loss and nanotron's do not work in place on the float32 copy
         return logits_bytes(tokens, vocabulary, k.compute, strategy.tp), 0.0 * tokens
     if strategy.framework == "megatron" or workload.kernels == "megatron":

@@ -352,6 +352,7 @@ def _workload(
             name, strategy.framework, row.text("precision"), precision, f"{row.text('notes')} {optimizer}"
         ),
         fused_cross_entropy=notes.fused_loss and strategy.framework == "megatron",
+        fused_loss=words.fused_loss_of(name),
         engine=words.engine_of(name, strategy.framework),
         recompute_modules=recompute_modules(row.text("recompute")),
     )

@@ -227,6 +227,14 @@ def sums_of(words: str, framework: str, precision: str, optimizer: str) -> str:
     return "bf16" if halved else "default"
 
 
+def fused_loss_of(words: str) -> Literal["native", "te"]:
+    """Whose fused loss: Megatron-Bridge's benchmarks take Transformer Engine's, Megatron-LM and NeMo compile their own.
+
+    Source: ``cross_entropy_fusion_impl = "te"`` in ``scripts/performance/utils/overrides.py`` of Megatron-Bridge 0.4.
+    """
+    return "te" if re.search("megatron-bridge", words.casefold()) else "native"
+
+
 def engine_of(words: str, framework: str) -> str:
     """Deepspeed where DeepSpeed's engine runs Megatron's layers and pipeline; nanotron has one of its own."""
     name = words.casefold()
