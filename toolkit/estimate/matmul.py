@@ -87,13 +87,9 @@ def flash_generation(workload: Workload, framework: str) -> int:
 
 
 def rates(accelerator: Accelerator, workload: Workload, head_dim: int, framework: str, sustained: float) -> Rates:
-    """Reached rates of one accelerator; ``sustained`` is the rate of long runs over that of a short benchmark.
-
-    An architecture whose own ratio was measured takes that one.
-    """
+    """Reached rates of one accelerator; ``sustained`` is the rate of long runs over that of a short benchmark."""
     precision = workload.precision
     linear = matmul_curve(accelerator)
-    sustained = linear.sustained_fraction or sustained
     generation = flash_generation(workload, framework)
     curve = attention_curve(accelerator, generation)
     fraction = curve.torch_fraction or curve.max_fraction if generation == 2 else curve.max_fraction

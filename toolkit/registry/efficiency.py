@@ -23,7 +23,6 @@ class MatmulCurve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_fraction: float
     clock_fraction: float = 1.0  # of long runs: what the board's power leaves, over Ampere's
     launch_seconds: float
-    sustained_fraction: float = 0.0  # of long runs over a short benchmark; 0: that of the calibration
     status: str
     source: str
 
