@@ -102,12 +102,14 @@ def stop_seconds(plan: Plan) -> int:
     """``2 (t_step + t_save) + 60``: how long before the end a job is asked to stop, in seconds.
 
     One step may have just begun, and writing may take twice as long as on a quiet file system; Slurm's
-    clock ticks once a minute. At least 120 s, at most half of the time limit. ``t_save`` is the
-    checkpoint's bytes over the storage bandwidth.
+    clock ticks once a minute. At least 120 s, at most half of the time limit. ``t_save`` is the plan's own
+    (R6), or the checkpoint's bytes over the storage bandwidth where the plan says nothing of failures.
     """
     cluster = plan.cluster
     storage = cluster.storage_bandwidth_bytes_per_second or ASSUMED_STORAGE_BYTES_PER_SECOND
     saving = CHECKPOINT_BYTES_PER_PARAMETER * plan.total_parameters / storage
+    if plan.resilience is not None:
+        saving = plan.resilience.checkpoint_seconds
     wanted = math.ceil(min(2.0 * (plan.step.seconds + saving) + 60.0, MOST_STOP_SECONDS))
     wanted = max(wanted, LEAST_STOP_SECONDS)
     limit = limit_seconds(cluster.site.time_limit)
