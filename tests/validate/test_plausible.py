@@ -58,6 +58,16 @@ def test_a_run_that_cannot_have_fitted_recomputed(changes: dict[str, object], re
     assert ("recomputation of every layer" in made.assumed) is recomputed
 
 
+def test_a_deepspeed_run_of_unknown_stage_is_sharded_where_it_must_be() -> None:
+    """70 B parameters of 16 bytes do not lie whole on each GPU of 80 GB, 1.3 B do."""
+    unknown = ALONE | {"framework": "DeepSpeed", "zero_norm": "", "n_gpus": 64, "seq_len": 1024}
+    large = job(**unknown | {"model": "llama-3-70b", "layers": 80, "hidden": 8192, "heads": 64, "ffn": 28672})
+    assert (large.strategy.zero_stage, as_it_fitted(large, load_calibration()).strategy.zero_stage) == (0, 3)
+    assert "ZeRO stage 3" in as_it_fitted(large, load_calibration()).assumed
+    small = job(**unknown | {"model": "gpt", "layers": 24, "hidden": 2048, "heads": 16, "kv_heads": 16, "ffn": 8192})
+    assert as_it_fitted(small, load_calibration()) is small
+
+
 def test_a_rate_counts_without_a_stated_batch() -> None:
     """tokens/s, of which a step has as many as the assumed batch: 8 GPUs, one sequence each."""
     rate = {"global_batch": "", "step_time_s": "", "tokens_per_s_per_gpu": 4096}

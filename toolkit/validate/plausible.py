@@ -8,13 +8,14 @@ from toolkit.calibration import Calibration
 from toolkit.estimate.flop import forward_flop_per_token
 from toolkit.estimate.matmul import achievable, peak_flop_per_second
 from toolkit.estimate.memory import memory
-from toolkit.strategy import RECOMPUTE
+from toolkit.strategy import RECOMPUTE, Strategy
 from toolkit.validate import words
 from toolkit.validate.job import Job
 
 TERA = 1e12
 # over the memory of the card before a reading is given up: above what the memory model is wrong by on most runs
 MARGIN = 1.15
+STAGE = "ZeRO stage"
 
 
 def impossible(job: Job, seconds: float) -> str:
@@ -43,21 +44,39 @@ def impossible(job: Job, seconds: float) -> str:
 
 
 def as_it_fitted(job: Job, calibration: Calibration) -> Job:
-    """The job with every layer recomputed, where its row says nothing about recomputation and it cannot fit without.
+    """The job as its row leaves it open, with the least that makes it fit: a run that was measured has fitted.
 
-    A run that was measured has fitted. PyTorch's frameworks have one switch for it; Megatron's and MaxText's recipes
-    have many ways, none of which a blank field tells, so they are left as they are.
+    Open are recomputation and DeepSpeed's ZeRO stage (0 by default). Of recomputation PyTorch's frameworks have one
+    switch, whole layers; Megatron's and MaxText's recipes have many ways, none of which a blank field tells, so they
+    are left as they are. So is a job that does not fit with all of that either.
     """
-    silent = not job.row.text("recompute_norm") and job.strategy.recompute == 0 and job.row.text("outcome") != "OOM"
-    if not silent or not words.checkpoints_whole_layers(job.row.text("framework"), job.strategy.framework):
+    if job.row.text("outcome") == "OOM":
         return job
     room = MARGIN * job.cluster.accelerator.memory_bytes
-    whole = msgspec.structs.replace(job.strategy, recompute=RECOMPUTE.index("full"))
-    without, with_ = (
-        memory(job.model, job.cluster, job.workload, strategy, calibration).total_bytes
-        for strategy in (job.strategy, whole)
-    )
-    if without <= room or with_ > room:
-        return job
-    assumed = tuple("recomputation of every layer" if said == "no recomputation" else said for said in job.assumed)
-    return Job(job.row, job.model, job.cluster, job.workload, whole, assumed, job.unscored)
+    for changes in _readings(job):
+        strategy = msgspec.structs.replace(job.strategy, **changes)
+        if memory(job.model, job.cluster, job.workload, strategy, calibration).total_bytes <= room:
+            return _read_as(job, strategy) if changes else job
+    return job
+
+
+def _readings(job: Job) -> list[dict[str, int]]:
+    """What a blank recomputation and a blank stage may stand for, from the least to the most that is saved."""
+    row, s = job.row, job.strategy
+    checkpoints = words.checkpoints_whole_layers(row.text("framework"), s.framework)
+    again = not row.text("recompute_norm") and s.recompute == 0 and checkpoints
+    stages = [0, 3] if s.framework == "deepspeed" and f"{STAGE} 0" in job.assumed else [s.zero_stage]
+    found: list[dict[str, int]] = []
+    for stage in stages:
+        staged = {} if stage == s.zero_stage else {"zero_stage": stage}
+        found.append(staged)
+        if again:
+            found.append(staged | {"recompute": RECOMPUTE.index("full")})
+    return found
+
+
+def _read_as(job: Job, strategy: Strategy) -> Job:
+    said = {"no recomputation": "recomputation of every layer"} if strategy.recompute != job.strategy.recompute else {}
+    said[f"{STAGE} {job.strategy.zero_stage}"] = f"{STAGE} {strategy.zero_stage}"
+    assumed = tuple(said.get(each, each) for each in job.assumed)
+    return Job(job.row, job.model, job.cluster, job.workload, strategy, assumed, job.unscored)

@@ -15,7 +15,7 @@ _TORCH = r"fsdp|torchtitan|torchtune|automodel|composer|foundry|litgpt|fabric|ll
 _RECIPE_DEFAULTS = r"nemo|megatron-bridge"
 _COMPOSER = r"composer|foundry"
 _OWN_KERNELS = r"automodel|unsloth"
-_RECOMPUTES = r"torchtune|llama-factory"
+_RECOMPUTES = r"torchtune|llama-factory|xtuner"
 
 # the first fabric whose words a text has; the name is one that the table of measured fabrics knows
 _FABRICS = (
@@ -174,7 +174,7 @@ def recomputes_by_default(words: str) -> bool:
     """Whether the framework's recipes recompute every layer unless told otherwise.
 
     Source: ``enable_activation_checkpointing: True`` in the recipes of torchtune; ``disable_gradient_checkpointing``
-    of LLaMA-Factory is false.
+    of LLaMA-Factory is false; ``use_activation_checkpointing=True`` of XTuner's SupervisedFinetune.
     """
     return re.search(_RECOMPUTES, words.casefold()) is not None
 
