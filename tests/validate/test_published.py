@@ -70,7 +70,7 @@ def test_runs_of_llm_foundry() -> None:
 
 # mean error of step time, of runs that others report the same figure for
 MEANS = {
-    "vtrain-ground-truth": 0.08,  # 47 runs on 512 GPUs; the best of other tools 11.1 %, of the larger set these are from
+    "vtrain-ground-truth": 0.08,  # 47 runs on 512 GPUs; the best of other tools 11.1 % of a larger set
     "Korthikanti et al. 2022, Reducing Activation Recomputation": 0.03,  # the best of others 3.65 %
 }
 

@@ -135,7 +135,13 @@ def _head_seconds(
     work: LayerWork, rate: Rates, workload: Workload, s: Strategy, tokens: Number, memory: float
 ) -> Number:
     # over fp32 logits, eager: cast, maximum, exponent, sum, gradient; counted from the operations: assumed
-    passes = 2.0 if workload.fused_cross_entropy or workload.kernels in FUSED_LOSS else 7.0
+    fused = workload.fused_cross_entropy or workload.kernels in FUSED_LOSS
+    passes = 2.0 if fused else 7.0
+    if s.framework == "megatron":
+        # its vocabulary-parallel loss, operator by operator: cast (1.5 passes), maximum (1), difference (2), exponent
+        # (2), sum (1), quotient (2); backward a product (2) and the cast back (1.5). Fused by the compiler: about half
+        # (megatron-core 0.16.1 tensor_parallel/cross_entropy.py, fusions/fused_cross_entropy.py)
+        passes = 7.0 if fused else 13.0
     # each loss for the logs alone: cast to float32 (1.5 passes), logarithm of the softmax (2)
     passes = passes + 3.5 * workload.logged_losses
     logits = tokens * work.vocabulary / s.tp * 4.0 * passes

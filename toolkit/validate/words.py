@@ -201,6 +201,14 @@ def data_overlap_of(words: str) -> Literal["none", "gradients", "all"]:
     return "gradients" if re.search("intern(evo|lm)", words.casefold()) else "all"
 
 
+def fuses_loss(words: str) -> bool:
+    """Whether Megatron's loss is fused (``--cross-entropy-loss-fusion``).
+
+    Recipes of NeMo and Megatron-Bridge set it, as the model zoo of Megatron-Core does; Megatron-LM's default is off.
+    """
+    return has_recipe_defaults(words) or re.search("megatron-core", words.casefold()) is not None
+
+
 def fuses_accumulation(words: str) -> bool:
     """Whether gradients of weights are added inside of their product, as Megatron-LM does since 2022.
 
