@@ -182,9 +182,19 @@ def working(name: str, recompute: int = 0, **changes: object) -> Plan:
     )
 
 
-@pytest.mark.parametrize(("field", "value"), [("weights", "bf16"), ("engine", "deepspeed"), ("fused_loss", "te")])
-def test_states_that_megatron_core_does_not_keep_are_refused(field: str, value: str) -> None:
-    assert f"{field} '{value}'" in refused(working("dense", **{field: value}))
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("weights", "bf16"),
+        ("engine", "deepspeed"),
+        ("fused_loss", "te"),
+        ("expert_dispatch", "deepep"),
+        ("expert_overlap", True),
+        ("cuda_graphs", "full"),
+    ],
+)
+def test_states_that_megatron_core_does_not_keep_are_refused(field: str, value: object) -> None:
+    assert f"{field} {value!r}" in refused(working("dense", **{field: value}))
 
 
 def test_modules_of_selective_recomputation() -> None:

@@ -25,6 +25,15 @@ OPTIMIZERS = {
 
 # --recompute-modules of megatron-core 0.16.1, transformer_config.py:1196
 MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
+# of a workload: what the files of Megatron say without a word for anything else
+_STATED = {
+    "weights": "default",
+    "engine": "default",
+    "fused_loss": "native",
+    "expert_dispatch": "alltoall",
+    "expert_overlap": False,
+    "cuda_graphs": "none",
+}
 SUMS = ("default", "bf16", "fp32")
 COUNTS = ("tp", "pp", "cp", "ep", "etp", "dp", "virtual_pipeline_stages", "hpz")
 
@@ -131,11 +140,11 @@ def require_megatron(problems: Problems, plan: Plan) -> None:
                 f"{name} {getattr(s, name)} is not something that these files can state",
                 f"they state {usual}: megatron-core 0.16.1 without Transformer Engine runs nothing else",
             )
-    for name, usual in (("weights", "default"), ("engine", "default"), ("fused_loss", "native")):
-        if getattr(plan.workload, name) != usual:
+    for name, stated in _STATED.items():
+        if getattr(plan.workload, name) != stated:
             problems.add(
                 f"{name} {getattr(plan.workload, name)!r} is not something that these files can state",
-                f"they state {usual}",
+                f"they state {stated}",
             )
     unknown = sorted(set(plan.workload.recompute_modules.split("+")) - set(MODULES))
     if s.recompute == SELECTIVE and unknown:
