@@ -92,7 +92,7 @@ def test_tensor_parallel_bytes(sequence_parallel: int) -> None:
     strategy = Strategy(framework="megatron", tp=8, sequence_parallel=sequence_parallel, micro_batch_size=2)
     sent = communication(model, cluster(8), Workload(sequence_length=1024), strategy, CALIBRATION)
     message = 2 * 1024 * 2048 * 2.0
-    assert sent.tp_bytes == ((4 + sequence_parallel) * 24 + 2) * 2 * ring_bytes(8, message)
+    assert sent.tp_bytes == ((4 + sequence_parallel) * 24 + 2 + 0.5 * sequence_parallel) * 2 * ring_bytes(8, message)
 
 
 def test_full_recomputation_repeats_the_forward() -> None:

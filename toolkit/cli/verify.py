@@ -70,15 +70,12 @@ def _show(found: dict[str, Any]) -> None:
                 f"{name:<24}{part:<12}{format_bytes(predicted):>14}{format_bytes(counted):>14}{100.0 * error:>+9.2f}%"
             )
             name = ""
-    click.echo(f"\n{'sent in a step by a rank':<24}{'axis':<12}{'predicted':>14}{'counted':>14}{'error':>10}")
-    for row in found["ranks"]:
-        name = f"{row['kind']} ({row['rank']})"
-        for axis, one in row["communication"].items():
-            click.echo(
-                f"{name:<24}{axis:<12}{format_bytes(one['predicted_bytes']):>14}"
-                f"{format_bytes(one['counted_bytes']):>14}{100.0 * one['relative_error']:>+9.2f}%"
-            )
-            name = ""
+    click.echo(f"\n{'sent in a step':<24}{'axis':<12}{'predicted':>14}{'counted':>14}{'error':>10}")
+    for axis, one in found["communication"].items():
+        click.echo(
+            f"{'':<24}{axis:<12}{format_bytes(one['predicted_bytes']):>14}"
+            f"{format_bytes(one['counted_bytes']):>14}{100.0 * one['relative_error']:>+9.2f}%"
+        )
     click.echo(f"\n{'collectives of a step':<30}{'ranks':>6}  {'type':<10}{'calls':>6}{'bytes':>14}{'sent':>14}")
     for one in found["collectives"]:
         click.echo(

@@ -42,24 +42,26 @@ def activation_message(micro_batch: Number, sequence: float, cp: Number, hidden:
     return 1.0 * micro_batch * sequence / cp * hidden * bytes_each
 
 
-@equation("C9", "m*((passes + [sp]/2)*(mixers + mlps)*layers + 2)")
+@equation("C9", "m*((passes + [sp]/2)*(mixers + mlps)*layers + 1 + [p = 1] + [sp]/2)")
 def tensor_collectives(
     micro_batches: Number,
     layers: Number,
     passes: Number,
     sequence_parallel: Number,
     mixers_and_mlps: float,
+    pp: Number,
 ) -> Number:
     """All-reduces (or pairs of reduce-scatter and all-gather) of one step on the fullest pipeline stage.
 
     One after attention and one after the MLP in the forward pass, the same in the backward, and again in the
-    forward when everything is recomputed (``passes`` 2 or 3); two more for embedding and head. Sequence parallelism
-    keeps the input of a column-parallel product cut and gathers it again for the gradient of weights: half a pair.
+    forward when everything is recomputed (``passes`` 2 or 3); one more for the head and, where it is on the same
+    stage, for the embedding. Sequence parallelism keeps the input of a column-parallel product cut, the head's too,
+    and gathers it again for the gradient of weights: half a pair (counted in dry runs).
     Source: Megatron-LM, arXiv 1909.08053, section 3; Korthikanti et al. 2022, section 4.2.2; megatron-core 0.16.1
     tensor_parallel/layers.py:470-520.
     """
     again = 0.5 * sequence_parallel
-    return micro_batches * ((passes + again) * mixers_and_mlps * layers + 2.0)
+    return micro_batches * ((passes + again) * mixers_and_mlps * layers + where(pp > 1, 1.0, 2.0) + again)
 
 
 @equation("C17", "m*((mixers + mlps)*layers + 1)")
@@ -119,7 +121,7 @@ def _tensor(
 ) -> tuple[Traffic, Number]:
     ranks, micro, blocks = group(net, s.tp, 1), s.gradient_accumulation_steps, work.tensor_blocks
     cut = s.sequence_parallel if s.framework == "megatron" else 0
-    number = tensor_collectives(micro, layers, passes, cut, blocks)
+    number = tensor_collectives(micro, layers, passes, cut, blocks, s.pp)
     each = where(cut, 2.0 * all_gather_seconds(net, ranks, message), all_reduce_seconds(net, ranks, message))
     hidable = hidable_collectives(micro, layers, blocks) * each
     return Traffic(number * 2.0 * ring_bytes(s.tp, message), number * each), hidable

@@ -19,7 +19,7 @@ from toolkit.plan import Plan
 from toolkit.strategy import describe
 from toolkit.verify.predicted import PARTS, Rank, ranks
 from toolkit.verify.reduced import reduced
-from toolkit.verify.traffic import compared, matters
+from toolkit.verify.traffic import compared, disagreements
 
 # framework: (program, what it imports, the extra of this package that brings it)
 PROGRAMS = {
@@ -37,18 +37,19 @@ def verify(
     """Predicted and counted bytes of each kind of rank, at ``layers`` layers (0: all of them).
 
     Returns plain data: ``ranks`` (kind, rank, predicted_bytes, counted_bytes, relative_errors by part,
-    relative_error of the peak, ``communication`` by axis), ``collectives`` of the counted step, ``findings``, ``seconds``. Raises ToolkitError for
-    a framework that is not installed, a plan that cannot be run dry, and a dry run that fails or takes too long.
+    relative_error of the peak), ``communication`` (predicted and counted bytes by axis), ``collectives`` of the
+    counted step, ``findings``, ``seconds``. Raises ToolkitError for a framework that is not installed, a plan that
+    cannot be run dry, and a dry run that fails or takes too long.
     """
     started = time.perf_counter()
     program = _program(plan)
     small = reduced(plan, layers)
-    rows, collectives, findings = [], [], []
+    rows, sent, collectives, findings = [], [], [], []
     for rank in ranks(small, calibration):
         answer = _start(program, small, rank, limit)
         row = _row(rank, answer)
         rows.append(row)
-        row["communication"] = axes = compared(small, calibration, answer["collectives"])
+        sent.append(answer["collectives"])
         collectives += [{"kind": rank.kind, **one} for one in answer["collectives"]]
         for part, error in row["relative_errors"].items():
             if abs(error) > tolerance:
@@ -56,18 +57,15 @@ def verify(
                     f"{rank.kind}: {part} predicted {row['predicted_bytes'][part]:.4g} bytes,"
                     f" counted {row['counted_bytes'][part]:.4g}: {error:+.1%}"
                 )
-        findings += [
-            f"{rank.kind}: {axis} sends predicted {one['predicted_bytes']:.4g} bytes,"
-            f" counted {one['counted_bytes']:.4g}: {one['relative_error']:+.1%}"
-            for axis, one in axes.items()
-            if abs(one["relative_error"]) > tolerance and matters(axes, axis)
-        ]
+    axes = compared(small, calibration, sent)
+    findings += disagreements(axes, tolerance)
     return {
         "strategy": describe(small.strategy),
         "layers": small.model.num_hidden_layers,
         "world_size": small.cluster.num_gpus,
         "tolerance": tolerance,
         "ranks": rows,
+        "communication": axes,
         "collectives": collectives,
         "findings": findings,
         "seconds": time.perf_counter() - started,

@@ -1,7 +1,10 @@
 """Bytes that a rank sends on each parallel axis: counted collectives beside the predicted communication.
 
 A group of ranks is told by its size and by the distance of its members: ranks are ordered tp-cp-ep-dp-pp, so the
-tensor group is contiguous, the context group strides over it, the pipeline over all of these.
+tensor group is contiguous, the context group strides over it, the pipeline over all of these. The estimate is of the
+rank that sends most on an axis (the pipeline's ends send to one side, its middle holds no embedding), so it is set
+beside the most that any of the counted ranks sends. Attention under context parallelism stands for itself in a dry
+run and sends nothing: that axis is left out.
 """
 
 from __future__ import annotations
@@ -10,10 +13,10 @@ from typing import Any
 
 from toolkit.calibration import Calibration
 from toolkit.estimate.communication import communication
-from toolkit.estimates import AXES
 from toolkit.plan import Plan
 from toolkit.strategy import Strategy
 
+COUNTED = ("tp", "ep", "pp", "dp")
 LEAST_SHARE = 0.01  # of all that is sent, below which an axis is no finding: norms, flags, counts
 
 
@@ -28,30 +31,41 @@ def axis_of(strategy: Strategy, operation: str, ranks: int, stride: int) -> str:
         return "ep"
     if s.tp > 1 and stride == 1 and ranks == s.tp:
         return "tp"
-    if s.cp > 1 and stride == s.tp and ranks == s.cp:
-        return "cp"
     return "dp"
 
 
-def compared(plan: Plan, calibration: Calibration, collectives: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """``{axis: {predicted_bytes, counted_bytes, relative_error}}`` of one step, for axes on which anything is sent."""
+def compared(
+    plan: Plan, calibration: Calibration, counted_ranks: list[list[dict[str, Any]]]
+) -> dict[str, dict[str, float]]:
+    """``{axis: {predicted_bytes, counted_bytes, relative_error}}`` of one step, for axes on which anything is sent.
+
+    ``counted_ranks`` are the collectives of each counted rank.
+    """
     predicted = communication(plan.model, plan.cluster, plan.workload, plan.strategy, calibration)
-    counted = dict.fromkeys(AXES, 0.0)
-    for one in collectives:
-        axis = axis_of(plan.strategy, one["operation"], one["ranks"], one["stride"])
-        if axis:
-            counted[axis] += one["sent_bytes"]
+    most = dict.fromkeys(COUNTED, 0.0)
+    for collectives in counted_ranks:
+        sent = dict.fromkeys(COUNTED, 0.0)
+        for one in collectives:
+            axis = axis_of(plan.strategy, one["operation"], one["ranks"], one["stride"])
+            if axis:
+                sent[axis] += one["sent_bytes"]
+        most = {axis: max(most[axis], sent[axis]) for axis in COUNTED}
     found = {}
-    for axis in AXES:
-        said, seen = float(getattr(predicted, f"{axis}_bytes")), counted[axis]
+    for axis, seen in most.items():
+        said = float(getattr(predicted, f"{axis}_bytes"))
         if said or seen:
             error = (said - seen) / max(seen, 1.0)
             found[axis] = {"predicted_bytes": said, "counted_bytes": seen, "relative_error": error}
     return found
 
 
-def matters(axes: dict[str, dict[str, float]], axis: str) -> bool:
-    """Whether an axis carries more than a hundredth of what is sent."""
+def disagreements(axes: dict[str, dict[str, float]], tolerance: float) -> list[str]:
+    """A sentence for each axis that is off by more than the tolerance and carries more than a hundredth of all."""
     total = sum(max(one["counted_bytes"], one["predicted_bytes"]) for one in axes.values())
-    one = axes[axis]
-    return max(one["counted_bytes"], one["predicted_bytes"]) > LEAST_SHARE * total
+    return [
+        f"{axis}: sends predicted {one['predicted_bytes']:.4g} bytes, counted {one['counted_bytes']:.4g}:"
+        f" {one['relative_error']:+.1%}"
+        for axis, one in axes.items()
+        if abs(one["relative_error"]) > tolerance
+        and max(one["counted_bytes"], one["predicted_bytes"]) > LEAST_SHARE * total
+    ]
