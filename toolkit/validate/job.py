@@ -28,7 +28,7 @@ kernels (no column)    Megatron's for Megatron under FSDP or DeepSpeed; fused fo
 weights (no column)    bf16 for torchtune and where precision is "bf16-true"; else its own
 gradients (no column)  summed in bf16 in the benchmarks of NeMo and Megatron-Bridge and by InternEvo, in fp16 by
                        Megatron-LM in fp16; else the framework's own
-loss under Megatron    fused in recipes of NeMo and Megatron-Bridge (cross_entropy_loss_fusion); else not
+loss under Megatron    fused in recipes of NeMo, Megatron-Bridge and Megatron-Core, or as the notes say; else not
 overlap of dp          what the notes say; none for DeepSpeed's pipeline, gradients alone for InternEvo; else all
 sums of gradients      inside of their product; after it where DeepSpeed or InternEvo accumulate, and on cards before
                        Ampere, whose runs are older than the fused product
@@ -343,7 +343,7 @@ def _workload(
         gradient_accumulation_dtype=words.sums_of(name, strategy.framework, precision, optimizer),
         dropout=megatron_lm and not model.gated_mlp and notes.positions not in ("rope", "none"),
         launch_blocking=notes.launch_blocking,
-        fused_cross_entropy=strategy.framework == "megatron" and (words.has_recipe_defaults(name) or notes.fused_loss),
+        fused_cross_entropy=strategy.framework == "megatron" and (words.fuses_loss(name) or notes.fused_loss),
         fused_accumulation=card.architecture not in _OLD and words.fuses_accumulation(name),
         expert_dispatch=notes.expert_dispatch or words.expert_dispatch_of(name),
         expert_overlap=notes.expert_overlap,
