@@ -106,7 +106,7 @@ def _require_possible(plan: Plan, where: str) -> None:
     groups: tuple[tuple[str, msgspec.Struct, dict[str, int]], ...] = (
         ("strategy", plan.strategy, dict.fromkeys(MAY_BE_ZERO, 0)),
         ("cluster", plan.cluster, {"fast_domain_gpus": 0, "host_cores": 0}),
-        ("workload", plan.workload, {"flash_generation": 0}),
+        ("workload", plan.workload, {each.name: 0 for each in msgspec.structs.fields(Workload) if each.default == 0}),
         ("model", plan.model, dict.fromkeys(set(plan.model.__struct_fields__) - {*NEVER_ZERO}, 0)),
     )
     if plan.resilience is not None:
