@@ -41,7 +41,7 @@ MAY_IMPORT = {
     "estimate": {"estimate", *FOUNDATION, *NOUNS},
     "search": {"search", "estimate", *FOUNDATION, *NOUNS},
     "intervals": {"intervals", *FOUNDATION, *NOUNS},
-    "validate": {"validate", "estimate", "intervals", *FOUNDATION, *NOUNS},
+    "validate": {"validate", "estimate", "search", "intervals", *FOUNDATION, *NOUNS},
     "calibrate": {"calibrate", "validate", "estimate", "intervals", *FOUNDATION, *NOUNS},
     "emit": {"emit", *FOUNDATION, *NOUNS},
     "report": {"report", *FOUNDATION, *NOUNS},

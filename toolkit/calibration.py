@@ -1,24 +1,29 @@
 """Calibration: the few physical coefficients that estimates need beyond data sheets.
 
-Every coefficient is a row of ``data/calibration/*.toml`` with its value, unit, meaning, plausible
-range, and whether it was fitted (on which runs) or is assumed.
+Every coefficient is a row of ``data/calibration/*.toml`` with its value, unit, meaning, plausible range, and whether
+it was fitted (on which runs, with what error), measured on a machine, or is assumed.
 """
 
 from __future__ import annotations
 
 import msgspec
 
+STATUSES = ("assumed", "fitted", "measured")
+
 
 class Coefficient(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One number with its meaning. ``status`` is ``assumed`` or ``fitted``."""
+    """One number with its meaning. A ``standard_error`` of 0 is an error that nobody knows."""
 
     value: float
     unit: str
     meaning: str
     low: float
     high: float
-    status: str = "assumed"
+    status: str = "assumed"  # assumed | fitted | measured
     source: str = ""
+    standard_error: float = 0.0  # in the unit: over fits that leave out one source each
+    runs: int = 0  # that it was fitted on, those that it moves
+    sources: tuple[str, ...] = ()  # of those runs
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,6 +32,17 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     name: str
     summary: str
     coefficients: dict[str, Coefficient]
+    path: str = ""  # of the file, where it was named by its path
 
     def __getitem__(self, name: str) -> float:
         return self.coefficients[name].value
+
+    @property
+    def reference(self) -> str:
+        """What finds it again: its path where it was given by that, else its name."""
+        return self.path or self.name
+
+    def with_values(self, values: dict[str, float]) -> Calibration:
+        """The same with other values for some coefficients."""
+        changed = {name: msgspec.structs.replace(self.coefficients[name], value=each) for name, each in values.items()}
+        return msgspec.structs.replace(self, coefficients=self.coefficients | changed)

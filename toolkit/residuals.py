@@ -28,6 +28,7 @@ FEATURES = (
     "offload",
     "adapters",
     "eager_attention",
+    "idle_device",
 )
 
 
@@ -41,9 +42,13 @@ class Run(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
 
 
 class Residuals(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Runs of one quantity, with ``growth`` of E5 and the scale at which intervals of left-out sources hold 80 %."""
+    """Runs of one quantity, with the scale at which intervals of left-out sources hold 80 %.
+
+    ``kernel`` is the width of E2, ``growth`` that of E5: choices for which intervals hold as much near as far.
+    """
 
     scale: float
+    kernel: float
     growth: float
     runs: tuple[Run, ...]
 
@@ -69,7 +74,8 @@ def text(table: ResidualTable) -> str:
     for name, end in (("step_time", ","), ("peak_memory", "")):
         values: Residuals = getattr(table, name)
         runs = ",\n".join(f"  {_json(run)}" for run in values.runs)
-        lines.append(f' "{name}": {{"scale": {values.scale}, "growth": {values.growth}, "runs": [\n{runs}\n ]}}{end}')
+        settings = f'"scale": {values.scale}, "kernel": {values.kernel}, "growth": {values.growth}'
+        lines.append(f' "{name}": {{{settings}, "runs": [\n{runs}\n ]}}{end}')
     return "\n".join((*lines, "}")) + "\n"
 
 

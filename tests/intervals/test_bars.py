@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from toolkit.calibrate.residuals import OF_MEMORY, OF_TIME
 from toolkit.intervals.bars import (
     FLOOR,
-    KERNEL,
+    MOST,
     around,
     distances,
     half_width,
@@ -29,8 +30,8 @@ RUNS = st.lists(
 )
 
 
-def table(*runs: Run, scale: float = 1.0, growth: float = 1.0) -> Residuals:
-    return Residuals(scale=scale, growth=growth, runs=runs).ordered()
+def table(*runs: Run) -> Residuals:
+    return Residuals(scale=1.0, kernel=0.6, growth=1.0, runs=runs).ordered()
 
 
 def test_distance_is_euclids() -> None:
@@ -66,8 +67,7 @@ def test_an_interval_of_one_run_is_its_residual() -> None:
 def test_a_source_counts_once_however_many_runs_it_has() -> None:
     many = [Run(f"m{i}", 0, 0.1, (0.0, 0.0)) for i in range(50)]
     one = Run("o", 1, 0.5, (0.0, 0.0))
-    runs = table(*many, one).runs
-    found = likeness([0.0] * 51, runs)
+    found = likeness([0.0] * 51, table(*many, one))
     assert found is not None
     weights = {size: sum(w for s, w in found.residuals if s == size) for size in (0.1, 0.5)}
     assert weights[0.1] == pytest.approx(weights[0.5])
@@ -82,13 +82,13 @@ def test_near_runs_count_more_and_very_far_ones_not_at_all() -> None:
 
 def test_what_is_left_out_is_left_out() -> None:
     a, b, c = Run("a", 0, 0.1, (0.0, 0.0)), Run("b", 1, 0.4, (0.1, 0.0)), Run("c", 1, 0.2, (0.2, 0.0))
-    runs = table(a, b, c).runs
-    far = distances((0.0, 0.0), runs)
+    runs = table(a, b, c)
+    far = distances((0.0, 0.0), runs.runs)
     without_source = likeness(far, runs, source=1)
     without_run = likeness(far, runs, id="a")
     assert without_source is not None and [size for size, _ in without_source.residuals] == [0.1]
     assert without_run is not None and [size for size, _ in without_run.residuals] == [0.2, 0.4]
-    assert likeness(far[:1], (a,), source=0) is None
+    assert likeness(far[:1], table(a), source=0) is None
     assert interval(1.0, (0.0, 0.0), table(), ()) is None
 
 
@@ -120,5 +120,6 @@ def test_nothing_is_wider_than_ten_times() -> None:
     assert found is not None and (found.low, found.high) == pytest.approx((0.1, 10.0))
 
 
-def test_kernel_is_that_of_the_document() -> None:
-    assert KERNEL == 0.6 and FLOOR == 0.02
+def test_settings_are_those_of_the_document() -> None:
+    assert (OF_TIME.kernel, OF_MEMORY.kernel, FLOOR) == (0.3, 1.0, 0.02)
+    assert (OF_TIME.growth, OF_MEMORY.growth, MOST) == (1.0, 0.1, math.log(10.0))

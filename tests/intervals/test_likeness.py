@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
 import pytest
 
 from tests.validate.runs import job
-from toolkit.intervals.likeness import distance, point
+from toolkit.intervals.likeness import distance, of_memory, point
 from toolkit.residuals import FEATURES
 
 
 def place(total: float = 8e9, **changes: object) -> tuple[float, ...]:
     made = job(**changes)
-    return point(total, made.model, made.cluster, made.workload, made.strategy)
+    return point((total, 8e9), made.model, made.cluster, made.workload, made.strategy)
 
 
 BASE: dict[str, Any] = {"micro_batch": 1}
@@ -41,8 +42,17 @@ def test_distances(total: float, changes: dict[str, object], expected: float) ->
     assert distance(place(), place(total, **changes)) == pytest.approx(expected, abs=2e-3)
 
 
+def test_a_small_layer_leaves_the_device_idle() -> None:
+    """8e9 parameters in 32 layers, tp 2, 8192 tokens on H100: 6.2 ms at the peak; 1/100 of that is 0.062 ms."""
+    made = job()
+    tiny = point((8e9, 8e7), made.model, made.cluster, made.workload, made.strategy)
+    busy = 6 * 8e7 / 32 / 2 * 8192 / made.cluster.accelerator.peak_flop_per_second["bf16"]
+    assert distance(place(), tiny) == pytest.approx(2 * math.log10(1e-3 / busy), abs=2e-3)
+    assert distance(of_memory(place()), of_memory(tiny)) == 0.0
+
+
 def test_another_makers_card_is_far() -> None:
     made = job()
     card = msgspec.structs.replace(made.cluster.accelerator, architecture="cdna3")
     cluster = msgspec.structs.replace(made.cluster, accelerator=card)
-    assert distance(place(), point(8e9, made.model, cluster, made.workload, made.strategy)) == pytest.approx(1.5)
+    assert distance(place(), point((8e9, 8e9), made.model, cluster, made.workload, made.strategy)) == pytest.approx(1.5)

@@ -5,16 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+import msgspec
+
 from toolkit.interval import LEVEL
 from toolkit.intervals.bars import FLOOR, distances, likeness, width_of
+from toolkit.intervals.likeness import of_memory
 from toolkit.residuals import FEATURES, Residuals, ResidualTable, Run
 from toolkit.validate.bars import point_of
 from toolkit.validate.score import Score
 from toolkit.validate.statistics import percentile
 
 DIGITS = 4
-# `growth` of E5: the least interval score with whole sources left out among 0.25, 0.5, 1 and 2
-GROWTH_OF_TIME, GROWTH_OF_MEMORY = 1.0, 0.25
+# `kernel` of E2 and `growth` of E5: of 0.3 to 1, and of 0.1 to 2, those with narrow intervals that hold about as much
+# of runs whose source is known as of runs whose source is not
+OF_TIME = Residuals(scale=1.0, kernel=0.3, growth=1.0, runs=())
+OF_MEMORY = Residuals(scale=1.0, kernel=1.0, growth=0.1, runs=())
 
 
 def teaches_time(score: Score) -> bool:
@@ -40,19 +45,19 @@ def residual_table(scores: Iterable[Score], calibration: str) -> ResidualTable:
             judged.append(run)
             time += [run] if teaches_time(score) else []
         if score.measured_bytes is not None:
-            memory.append(Run(id, source, _residual(score.measured_bytes, score.predicted_bytes), at))
+            residual = _residual(score.measured_bytes, score.predicted_bytes)
+            memory.append(Run(id, source, residual, of_memory(at)))
     return ResidualTable(
         calibration=calibration,
         features=FEATURES,
         sources=tuple(sources),
-        step_time=_calibrated(judged, time, GROWTH_OF_TIME),
-        peak_memory=_calibrated(memory, memory, GROWTH_OF_MEMORY),
+        step_time=_calibrated(judged, msgspec.structs.replace(OF_TIME, runs=tuple(time))),
+        peak_memory=_calibrated(memory, msgspec.structs.replace(OF_MEMORY, runs=tuple(memory))),
     )
 
 
-def _calibrated(judged: Sequence[Run], runs: Sequence[Run], growth: float) -> Residuals:
-    plain = Residuals(scale=1.0, growth=growth, runs=tuple(runs))
-    return Residuals(scale=conformal_scale(judged, plain), growth=growth, runs=tuple(runs))
+def _calibrated(judged: Sequence[Run], plain: Residuals) -> Residuals:
+    return msgspec.structs.replace(plain, scale=conformal_scale(judged, plain))
 
 
 def conformal_scale(judged: Sequence[Run], residuals: Residuals) -> float:
@@ -60,12 +65,12 @@ def conformal_scale(judged: Sequence[Run], residuals: Residuals) -> float:
 
     1 where there are no two sources to tell it.
     """
-    runs = residuals.ordered().runs
+    plain = msgspec.structs.replace(residuals, scale=1.0).ordered()
     needed = []
     for run in judged:
-        found = likeness(distances(run.point, runs), runs, source=run.source)
+        found = likeness(distances(run.point, plain.runs), plain, source=run.source)
         if found is not None:
-            width = max(width_of(found, 1.0, residuals.growth) - FLOOR, 1e-9)
+            width = max(width_of(found, plain) - FLOOR, 1e-9)
             needed.append(max(abs(run.residual) - FLOOR, 0.0) / width)
     return float(f"{percentile(needed, LEVEL):.{DIGITS}g}") if needed else 1.0
 

@@ -20,7 +20,9 @@ def plan_of(asked: Asked, choice: Choice, reason: tuple[str, ...]) -> Plan:
     request, estimate = asked.request, choice.estimate
     counts = count_parameters(request.model)
     job = (request.model, request.cluster, request.workload, choice.strategy)
-    step_interval, memory_interval = intervals_of(asked.calibration.name, counts.total, job, estimate)
+    step_interval, memory_interval = intervals_of(
+        asked.calibration.name, (counts.total, counts.active), job, estimate
+    )
     return Plan(
         name=asked.name,
         program="pretrain" if choice.strategy.framework == "megatron" else "finetune",

@@ -16,24 +16,52 @@ if TYPE_CHECKING:
 
 @click.command("validate")
 @click.argument("runs")
-@click.option("--calibration", default="assumed", show_default=True, help="Coefficients to predict with.")
+@click.option("--calibration", default="assumed", show_default=True, help="Coefficients to predict with: NAME or FILE.")
 @click.option("--brief", is_flag=True, help="Print the totals only, not every source, framework and accelerator.")
+@click.option("--leave-one-source-out", is_flag=True, help="Fit without each source, and score that one (minutes).")
+@click.option("--fit", "fit_to", metavar="FILE", help="Fit coefficients on the runs; write them as a calibration.")
+@click.option("--experts", is_flag=True, help="Set the planner's own choice beside every published strategy (minutes).")
+@click.option("--residuals", "residuals_to", metavar="FILE", help="Write the residuals that intervals are made of.")
+@click.option("--force", is_flag=True, help="Let --fit and --residuals replace files that exist.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: the summary, skipped rows, and each row's parts.")
-def command(runs: str, calibration: str, brief: bool, as_json: bool) -> None:
+def command(
+    runs: str,
+    calibration: str,
+    brief: bool,
+    leave_one_source_out: bool,
+    fit_to: str | None,
+    experts: bool,
+    residuals_to: str | None,
+    force: bool,
+    as_json: bool,
+) -> None:
     """Compare predictions with the measured runs of a csv file (columns as in tests/published/runs.csv).
 
     \b
     toolkit validate runs.csv
     toolkit validate runs.csv --json
+    toolkit validate runs.csv --fit mine.toml       then: toolkit plan ... --calibration mine.toml
     """
+    from toolkit.cli import validate_more
     from toolkit.registry.calibrations import load_calibration
     from toolkit.registry.residuals import load_residuals
     from toolkit.validate.document import validate
     from toolkit.validate.rows import read
 
+    for target in (fit_to, residuals_to):
+        if target is not None:
+            validate_more.refuse(target, force)
     coefficients = load_calibration(calibration)
     residuals = load_residuals(coefficients.name)
-    found = validate(read(_contents(runs), runs), lookups(), coefficients, residuals)
+    rows, found_in = read(_contents(runs), runs), lookups()
+    found = validate(rows, found_in, coefficients, residuals)
+    told = functools.partial(click.echo, err=True)
+    if leave_one_source_out or fit_to is not None:
+        found["fit"] = validate_more.fitted(rows, runs, found_in, coefficients, fit_to, told)
+    if experts:
+        found["experts"] = validate_more.experts(rows, found_in, coefficients, told)
+    if residuals_to is not None:
+        validate_more.write_residuals(rows, found_in, coefficients, residuals_to)
     if as_json:
         click.echo(json.dumps(found, allow_nan=False))
     else:

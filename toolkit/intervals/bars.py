@@ -20,7 +20,6 @@ from toolkit.interval import LEVEL, Comparable, Interval
 from toolkit.intervals.likeness import distance
 from toolkit.residuals import Point, Residuals, Run
 
-KERNEL = 0.6  # distance at which likeness has fallen to 0.61
 FLOOR = 0.02  # of the logarithm: figures are printed with two or three digits
 MOST = math.log(10.0)  # nothing is known of the job
 FAR = 3.0  # widths of the kernel beyond which a weight (below 0.011) is taken as none
@@ -95,13 +94,14 @@ def distances(job: Point, runs: Sequence[Run]) -> list[float]:
 
 
 def likeness(
-    far: Sequence[float], runs: Sequence[Run], source: int | None = None, id: str | None = None
+    far: Sequence[float], residuals: Residuals, source: int | None = None, id: str | None = None
 ) -> Likeness | None:
     """Weigh runs at the distances ``far`` from a job; ``source`` and ``id`` are left out. None where none is left.
 
     A source weighs by its nearest run (E2 with the width of E3), shared among its runs by their distance beyond that
-    one (E2). ``runs`` are ordered by the size of their residual (``Residuals.ordered``).
+    one (E2). The runs are ordered by the size of their residual (``Residuals.ordered``).
     """
+    runs, own = residuals.runs, residuals.kernel
     nearest: dict[int, tuple[float, Run]] = {}
     least: dict[int, float] = {}
     for d, run in zip(far, runs, strict=True):
@@ -111,11 +111,11 @@ def likeness(
     if not nearest:
         return None
     sources = sorted(nearest.values(), key=lambda found: found[0])
-    width = reach(KERNEL, sources[0][0])
+    width = reach(own, sources[0][0])
     shares = {run.source: _kernel(d, width) for d, run in sources if d <= FAR * width}
-    ends = {of: least[of] + FAR * KERNEL for of in shares}
+    ends = {of: least[of] + FAR * own for of in shares}
     kept = [
-        (abs(run.residual), _kernel(d - least[run.source], KERNEL), run.source)
+        (abs(run.residual), _kernel(d - least[run.source], own), run.source)
         for d, run in zip(far, runs, strict=True)
         if d <= ends.get(run.source, -1.0) and run.id != id
     ]
@@ -126,14 +126,15 @@ def likeness(
     return Likeness([(size, weight * factors[of]) for size, weight, of in kept], sources[0][0], sources)
 
 
-def width_of(found: Likeness, scale: float, growth: float) -> float:
+def width_of(found: Likeness, residuals: Residuals) -> float:
     """Half width of E5 for the runs that are like a job."""
-    return half_width(scale, weighted_quantile(found.residuals, LEVEL), growth, found.nearest)
+    quantile = weighted_quantile(found.residuals, LEVEL)
+    return half_width(residuals.scale, quantile, residuals.growth, found.nearest)
 
 
 def interval_of(predicted: float, found: Likeness, residuals: Residuals, sources: Sequence[str]) -> Interval:
     """The 80 % interval around a prediction from the runs that are like the job."""
-    low, high = around(predicted, width_of(found, residuals.scale, residuals.growth))
+    low, high = around(predicted, width_of(found, residuals))
     return Interval(
         low=low,
         high=high,
@@ -146,5 +147,5 @@ def interval_of(predicted: float, found: Likeness, residuals: Residuals, sources
 
 def interval(predicted: float, job: Point, residuals: Residuals, sources: Sequence[str]) -> Interval | None:
     """The 80 % interval around the prediction of a job; None where there are no runs to compare with."""
-    found = likeness(distances(job, residuals.runs), residuals.runs)
+    found = likeness(distances(job, residuals.runs), residuals)
     return None if found is None else interval_of(predicted, found, residuals, sources)

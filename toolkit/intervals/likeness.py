@@ -4,6 +4,9 @@ A job is a point. Each coordinate is something that decides which of the model's
 which generation, at which size), scaled so that a step of 1 changes the kind of job: another generation, an expert
 mixture instead of a dense model, ten times the parameters. The scales are choices; the widths that follow from
 distances are calibrated on measured runs (E5).
+
+Small models are a kind of their own in time: where the products of a layer would take less than a millisecond at the
+peak, the step is made of starting kernels, and every factor of ten below that counts two.
 """
 
 from __future__ import annotations
@@ -20,11 +23,18 @@ from toolkit.workload import Workload
 
 # one step a generation of tensor cores; what is not listed counts as Hopper's contemporary of another maker
 GENERATIONS = {"volta": 0.0, "turing": 0.5, "ampere": 1.0, "ada": 1.5, "hopper": 2.0, "blackwell": 3.0}
+BUSY_LAYER_SECONDS = 1e-3  # forward and backward of a layer at the peak: below, the host is slower than the device
 DIGITS = 3  # of a coordinate
 
 
-def point(total_parameters: float, model: ModelSpec, cluster: ClusterSpec, work: Workload, s: Strategy) -> Point:
-    """The coordinates of a job, in the order of FEATURES."""
+def point(
+    parameters: tuple[float, float], model: ModelSpec, cluster: ClusterSpec, work: Workload, s: Strategy
+) -> Point:
+    """The coordinates of a job, in the order of FEATURES; ``parameters`` are all of them, and those of one token."""
+    total_parameters, active = parameters
+    tokens = 1.0 * work.sequence_length * s.micro_batch_size / s.cp
+    peak = cluster.accelerator.peak_flop_per_second[work.precision]
+    busy = 6.0 * active / model.num_hidden_layers / s.tp * tokens / peak
     architecture = cluster.accelerator.architecture
     found = (
         1.0 * (s.framework == "megatron"),
@@ -47,8 +57,14 @@ def point(total_parameters: float, model: ModelSpec, cluster: ClusterSpec, work:
         0.5 * s.offload,
         1.0 * (work.method != "full"),
         0.5 * (work.attention == "eager"),
+        2.0 * max(math.log10(BUSY_LAYER_SECONDS / busy), 0.0),
     )
     return tuple(round(coordinate, DIGITS) for coordinate in found)
+
+
+def of_memory(job: Point) -> Point:
+    """The coordinates that matter to memory: all but how long a layer keeps the device busy."""
+    return (*job[:-1], 0.0)
 
 
 @equation("E1", "sqrt(sum((a_i - b_i)**2))")

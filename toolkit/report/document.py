@@ -58,6 +58,7 @@ def plan_element(plan: Plan, rank: int) -> dict[str, Any]:
         "whole_run": msgspec.to_builtins(whole_run(plan)),
         "resilience": msgspec.to_builtins(plan.resilience),
         "reason": list(plan.reason),
+        "calibration": plan.calibration,
     }
 
 

@@ -1,4 +1,7 @@
-"""Tables of a validation: errors by group, verdicts, and what was skipped. Draws what the document says."""
+"""Tables of a validation: errors by group, intervals, choices, verdicts, fits, and what was skipped.
+
+Draws what the document says.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-_COLUMNS = ("runs", "median", "p90", "worst", "bias", "rank")
+_COLUMNS = ("runs", "median", "p90", "worst", "bias", "rank", "held")
 
 
 def show(out: Console, found: dict[str, Any], brief: bool = False) -> None:
-    """Coverage, the summary, and the reasons of skipped rows."""
+    """Coverage, the summary, the reasons of skipped rows, and what else was asked for."""
     coverage, summary = found["coverage"], found["summary"]
     complete, scored = coverage["complete_rows"], coverage["complete_rows_scored"]
     share = f"{scored / complete:.1%}" if complete else "none"
@@ -22,35 +25,54 @@ def show(out: Console, found: dict[str, Any], brief: bool = False) -> None:
         f"GPUs, strategy, batch, sequence and a measurement; calibration '{found['calibration']}'",
         markup=False,
     )
-    _table(out, "", {"all": summary["all"], "recommended by scoreset": summary["recommended"]})
+    _table(out, "", {"all": summary["all"], "recommended": summary["recommended"]})
     if not brief:
         for title in ("by_framework", "by_accelerator", "by_source"):
             _table(out, title.replace("_", " "), summary[title])
         _skipped(out, summary["all"]["skipped"]["reasons"])
     out.print(
         "error: (predicted - measured) / measured; bias: its median; rank: Spearman's coefficient within groups that "
-        "differ only in strategy",
+        "differ only in strategy;\nheld: share of measurements inside the 80 % interval, made without the run's source",
         markup=False,
     )
-    _choice(out, summary["recommended"]["step_time"])
+    for name, values in (("all", summary["all"]), ("recommended", summary["recommended"])):
+        _sentences(out, name, values)
+    if "fit" in found:
+        _fits(out, found["fit"])
+    if "experts" in found:
+        _experts(out, found["experts"], brief)
 
 
-def _choice(out: Console, times: dict[str, Any]) -> None:
-    """How many groups and pairs the order of step times rests on, and what picking by it costs."""
-    choice = times["choice"]
-    if not choice["pairs"]:
-        return
-    out.print(
-        f"order of step times, recommended runs: {times['rank_groups']} groups of three strategies or more; of "
-        f"{choice['pairs']:,} pairs measured more than 3 % apart {choice['pairs_in_order']:.0%} are in order; picking "
-        f"the least prediction of a group costs {choice['mean_regret']:.1%} in the mean",
-        markup=False,
-    )
+def _sentences(out: Console, name: str, values: dict[str, Any]) -> None:
+    time, memory = values["step_time"], values["peak_memory"]
+    parts = []
+    for what, errors in (("time", time), ("memory", memory)):
+        bars = errors["interval80"]
+        if bars["rows"]:
+            parts.append(
+                f"80 % intervals of {what} hold {bars['share_held']:.1%} of {bars['rows']:,} runs in source-wise "
+                f"cross-validation, {bars['share_held_by_runs_of_all_sources']:.1%} in run-wise"
+            )
+    choice = time["choice"]
+    if choice["groups"]:
+        parts.append(
+            f"the strategy picked in each of {choice['groups']:,} groups is {choice['mean_regret']:.1%} slower than "
+            f"the best measured (worst {choice['max_regret']:.0%})"
+        )
+    if choice["pairs"]:
+        parts.append(f"{choice['pairs_in_order']:.0%} of {choice['pairs']:,} pairs are in the right order")
+    verdicts = values["verdicts"]
+    if verdicts["called_fit"]:
+        parts.append(
+            f"{verdicts['share_of_fits_contradicted']:.1%} of {verdicts['called_fit']:,} 'fits' went out of memory"
+        )
+    if parts:
+        out.print(f"{name}: {'; '.join(parts)}", markup=False)
 
 
 def _table(out: Console, title: str, groups: dict[str, Any]) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column(title, justify="left", no_wrap=True, overflow="ellipsis", min_width=23, max_width=30)
+    table.add_column(title, justify="left", no_wrap=True, overflow="ellipsis", min_width=19, max_width=28)
     for kind in ("time", "memory"):
         for index, name in enumerate(_COLUMNS):
             table.add_column(f"{kind}\n{name}" if index == 0 else f"\n{name}", justify="right")
@@ -68,7 +90,7 @@ def _table(out: Console, title: str, groups: dict[str, Any]) -> None:
 def _cells(errors: dict[str, Any]) -> list[str]:
     if not errors["rows"]:
         return ["-"] * len(_COLUMNS)
-    rank = errors["rank_correlation"]
+    rank, held = errors["rank_correlation"], errors["interval80"]["share_held"]
     return [
         f"{errors['rows']:,}",
         f"{errors['median_abs_relative_error']:.1%}",
@@ -76,6 +98,7 @@ def _cells(errors: dict[str, Any]) -> list[str]:
         f"{errors['worst_abs_relative_error']:.0%}",
         f"{errors['bias']:+.1%}",
         "-" if rank is None else f"{rank:.2f}",
+        "-" if held is None else f"{held:.0%}",
     ]
 
 
@@ -85,3 +108,62 @@ def _skipped(out: Console, reasons: dict[str, int]) -> None:
     out.print(Text("skipped", style="bold"))
     for reason, count in reasons.items():
         out.print(f"  {count:,}: {reason}", markup=False)
+
+
+def _fits(out: Console, fits: dict[str, Any]) -> None:
+    for subject, found in fits.items():
+        words = subject.replace("_", " ")
+        table = Table(title=f"fit of {words}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column("left out", no_wrap=True, overflow="ellipsis", max_width=40)
+        table.add_column("runs", justify="right")
+        for way in ("stated", "fitted", "fitted without it"):
+            table.add_column(f"{way}\nmedian", justify="right")
+            table.add_column("\np90", justify="right")
+        for name, errors in ({"each in turn": found["all"]} | found["by_source"]).items():
+            cells = [
+                f"{errors[way][f'{share}_abs_relative_error']:.1%}"
+                for way in ("stated", "fitted", "left_out")
+                for share in ("median", "p90")
+            ]
+            table.add_row(Text(name or "(not stated)"), f"{errors['rows']:,}", *cells)
+        out.print(table)
+        table = Table(title=f"coefficients of {words}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        for title in ("", "stated", "fitted", "error", "low", "high", "runs", "sources"):
+            table.add_column(title, justify="right" if title else "left")
+        for name, each in found["coefficients"].items():
+            cells = [f"{each[key]:.4g}" for key in ("stated", "fitted", "standard_error", "low", "high")]
+            table.add_row(name, *cells, f"{each['rows']:,}", str(len(each["sources"])))
+        out.print(table)
+
+
+def _experts(out: Console, found: dict[str, Any], brief: bool) -> None:
+    out.print(
+        f"{found['strategies']:,} published strategies of {found['jobs']:,} jobs: the planner's best of the same "
+        f"family is predicted no slower than {found['no_slower']:,}, slower than {found['slower_without_excuse']:,}, "
+        f"slower than {found['slower_with_excuse']:,} that it does not allow; {found['nothing_fits']:,} where nothing fits",
+        markup=False,
+    )
+    if brief:
+        return
+    for each in found["list"]:
+        published, chosen = each["published"], each["chosen"]
+        head = f"{each['model']}, {each['gpus']:,} x {each['accelerator']}, batch {each['global_batch_size']:,}"
+        out.print(Text(f"{head} ({each['ids'][0]}, {each['source']})", style="bold"))
+        out.print(
+            f"  published  {published['strategy']}: {published['predicted_seconds']:.3g} s predicted, "
+            f"{each['measured_seconds']:.3g} s measured",
+            markup=False,
+        )
+        if chosen is None:
+            out.print("  chosen     nothing fits", markup=False)
+        elif not each["differs"]:
+            out.print("  chosen     the same", markup=False)
+        else:
+            reasons = ", ".join(each["why"]) or "no part by more than 0.2 %"
+            out.print(
+                f"  chosen     {chosen['strategy']}: {chosen['predicted_seconds']:.3g} s ({-each['gain']:+.1%}): "
+                f"{reasons}",
+                markup=False,
+            )
+        if each["excuse"]:
+            out.print(f"  note       {each['excuse']}", markup=False)

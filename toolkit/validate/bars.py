@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from toolkit.estimate.parameters import count_parameters
 from toolkit.intervals.bars import distances, interval_of, likeness
-from toolkit.intervals.likeness import point
+from toolkit.intervals.likeness import of_memory, point
 from toolkit.residuals import Point, Residuals, ResidualTable
 from toolkit.validate.score import Bar, Score
 
@@ -15,7 +15,8 @@ from toolkit.validate.score import Bar, Score
 def point_of(score: Score) -> Point:
     """Where the job of a scored run lies."""
     job = score.job
-    return point(count_parameters(job.model).total, job.model, job.cluster, job.workload, job.strategy)
+    counts = count_parameters(job.model)
+    return point((counts.total, counts.active), job.model, job.cluster, job.workload, job.strategy)
 
 
 def with_bars(scores: Sequence[Score], table: ResidualTable) -> list[Score]:
@@ -25,7 +26,9 @@ def with_bars(scores: Sequence[Score], table: ResidualTable) -> list[Score]:
     for score in scores:
         source, at = number.get(score.job.row.text("source")), point_of(score)
         time = _bar(score, at, source, table, table.step_time, score.predicted_seconds, score.measured_seconds)
-        memory = _bar(score, at, source, table, table.peak_memory, score.predicted_bytes, score.measured_bytes)
+        memory = _bar(
+            score, of_memory(at), source, table, table.peak_memory, score.predicted_bytes, score.measured_bytes
+        )
         found.append(replace(score, time_bar=time, memory_bar=memory))
     return found
 
@@ -42,8 +45,8 @@ def _bar(
     if measured is None:
         return None
     far = distances(at, residuals.runs)
-    others = likeness(far, residuals.runs, source=source)
-    rest = likeness(far, residuals.runs, id=score.job.row.name)
+    others = likeness(far, residuals, source=source)
+    rest = likeness(far, residuals, id=score.job.row.name)
     if others is None or rest is None:
         return None
     without_source = interval_of(predicted, others, residuals, table.sources)

@@ -80,7 +80,7 @@ def score(job: Job, calibration: Calibration) -> Score | str:
         estimate=found,
         memory=held,
         predicted_seconds=seconds,
-        measured_seconds=_compared_seconds(job),
+        measured_seconds=compared_seconds(job),
         predicted_bytes=seen,
         measured_bytes=None if "peak_memory" in job.unscored else measured_bytes(job.row),
         verdict=VERDICTS[int(verdict(found.memory.total_bytes, card.memory_bytes))],
@@ -88,7 +88,7 @@ def score(job: Job, calibration: Calibration) -> Score | str:
     )
 
 
-def _compared_seconds(job: Job) -> float | None:
+def compared_seconds(job: Job) -> float | None:
     """What was measured, unless the row is at odds with itself; the reason goes into ``unscored``."""
     seconds = measured_seconds(job.row, job.workload.global_batch_size)
     if seconds is not None and "step_time" not in job.unscored:
