@@ -230,3 +230,23 @@ def test_experts_with_biases_are_not_cut() -> None:
     biased = request.replace(model=msgspec.structs.replace(request.model, expert_bias=True))
     assert "expert_bias" in broken(biased, tp=2, etp=2, dp=4, dp_shard=4)
     assert "expert_bias" not in broken(biased, tp=2, etp=1, dp=4, dp_shard=4)
+
+
+def test_selective_recomputation_of_flash_attention_is_called_useless() -> None:
+    request = request_for(gpus=8)
+    assert "saves no memory" in broken(request, dp=8, dp_shard=8, recompute=1)["recompute_flash"]
+    for changes in ({"attention": "eager"}, {"recompute_modules": "core_attn+layernorm"}):
+        other = request.replace(workload=msgspec.structs.replace(request.workload, **changes))
+        assert "recompute_flash" not in broken(other, dp=8, dp_shard=8, recompute=1)
+
+
+def test_sequences_are_not_cut_into_pieces_that_nobody_measured() -> None:
+    request = request_for(gpus=16, sequence_length=4096)
+    assert "fewer than 512 of the 4096 tokens" in broken(request, cp=16)["context_short"]
+    assert "context_short" not in broken(request, cp=8, dp=2, dp_shard=2)
+
+
+def test_experts_are_cut_no_further_than_the_rest_of_a_layer() -> None:
+    request = request_for(model="mixtral-8x7b", gpus=8)
+    assert "expert_tensor_inside_tensor" in broken(request, tp=2, etp=4, dp=4, dp_shard=4, sequence_parallel=1)
+    assert "expert_tensor_inside_tensor" not in broken(request, tp=4, etp=2, dp=2, dp_shard=2, sequence_parallel=1)

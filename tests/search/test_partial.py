@@ -62,7 +62,8 @@ def test_what_is_solved_for_is_what_trying_every_number_finds(name: str) -> None
     result = search(request, CALIBRATION, top=1)
     without = search(request.replace(pins=request.pins | {"recompute_layers": 0}), CALIBRATION, top=1)
     assert total > 0
-    assert result.total - without.total == total
+    # numbers of a micro batch that could not fit whatever else is chosen are not laid out
+    assert 0 < result.total - without.total <= total
     assert result.feasible - without.feasible == feasible
     assert result.total == result.feasible + sum(result.eliminated.values())
     best = min(block.seconds.min() for block in result.blocks)

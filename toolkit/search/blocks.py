@@ -19,14 +19,16 @@ from toolkit.estimate.memory import memory
 from toolkit.estimate.step import step
 from toolkit.estimate.verdict import COMFORT, verdict
 from toolkit.estimates import VERDICTS
+from toolkit.numeric import where
 from toolkit.search.candidates import spaces
 from toolkit.search.constraints import HOST_MEMORY, MEMORY, Sieve
-from toolkit.search.crossing import grow, ways
+from toolkit.search.crossing import Keep, Space, grow, ways
 from toolkit.search.partial import at_depth, depths, fewest
 from toolkit.search.request import Request
 from toolkit.strategy import RECOMPUTE, Strategy
 
-NONE, FULL = RECOMPUTE.index("none"), RECOMPUTE.index("full")
+NONE, SELECTIVE, FULL = range(len(RECOMPUTE))
+HOPELESS = 1.25  # times the memory of a GPU, with all that saves memory
 FITS, NO = VERDICTS.index("fits"), VERDICTS.index("no")
 
 
@@ -82,7 +84,7 @@ def blocks(request: Request, calibration: Calibration, tally: Tally) -> Iterator
     for space in spaces(request):
         tally.total += space.size
         sieve = Sieve(request, space, tally.eliminated)
-        for rows in grow(request, space, sieve):
+        for rows in grow(request, space, _keep(request, calibration, space, sieve, tally)):
             held = _held(request, calibration, rows)
             fewer = _fewer(request, calibration, held) if space.partial else None
             for way, of_rows in ways(space, rows):
@@ -92,6 +94,36 @@ def blocks(request: Request, calibration: Calibration, tally: Tally) -> Iterator
                 yield _timed(request, calibration, held, way.cp_method, legal, tally)
                 if fewer is not None:
                     yield from _timed_fewer(request, calibration, held, way.cp_method, legal, fewer, tally)
+
+
+def _keep(request: Request, calibration: Calibration, space: Space, sieve: Sieve, tally: Tally) -> Keep:
+    """The rules, and once the degrees are known an end for micro batches that fit with nothing that is left to choose.
+
+    What is left (sequence parallelism, the distributed optimizer, recomputation) is taken as thrifty as it can be;
+    HOPELESS leaves room for a choice that is thriftier still. The smallest micro batch is kept: where nothing fits,
+    it is the nearest miss.
+    """
+    smallest, limit = min(space.axes["micro_batch_size"]), HOPELESS * request.cluster.accelerator.memory_bytes
+    thrifty = {name: max(values) for name, values in space.axes.items() if name in ("zero_stage", "recompute")}
+
+    def keep(rows: Strategy, known: frozenset[str], rest: int) -> Any:
+        alive = sieve(rows, known, rest)
+        if not known >= {"ep", "etp"} or "sequence_parallel" in known or space.framework != "megatron":
+            return alive
+        import numpy
+
+        micro, cp, tp = (numpy.asarray(column) for column in (rows.micro_batch_size, rows.cp, rows.tp))
+        asked = numpy.flatnonzero((micro > smallest) if alive is None else (micro > smallest) & alive)
+        if len(asked):
+            cut = where(tp[asked] > 1, max(space.axes["sequence_parallel"]), 0)
+            least = msgspec.structs.replace(rows.select(asked), sequence_parallel=cut, **thrifty)
+            hopeless = asked[_total_bytes(request, calibration, least) > limit]
+            alive = numpy.ones(len(micro), dtype=bool) if alive is None else alive
+            alive[hopeless] = False
+            tally.drop(MEMORY, int(space.candidates(cp[hopeless]).sum()) * rest)
+        return alive
+
+    return keep
 
 
 def _held(request: Request, calibration: Calibration, rows: Strategy) -> Held:
@@ -139,12 +171,13 @@ def _fewer(request: Request, calibration: Calibration, held: Held) -> Fewer | No
 def _fits_without(held: Held, rows: Any) -> Any:
     """Of rows of full recomputation: whether the same strategy without any fits, as far as the rows beside tell.
 
-    The values of the last axis lie side by side: none, selective, full.
+    The values of the last axis lie side by side: none, selective where that is legal, full.
     """
     import numpy
 
-    at = numpy.maximum(rows - (len(RECOMPUTE) - 1), 0)
     recompute: Any = held.rows.recompute
+    before, further = numpy.maximum(rows - 1, 0), numpy.maximum(rows - 2, 0)
+    at = numpy.where(recompute[before] == SELECTIVE, further, before)
     return (recompute[at] == NONE) & (held.verdict[at] == FITS)
 
 

@@ -20,6 +20,7 @@ from toolkit.workload import Workload
 
 Predicate = Callable[[ModelSpec, ClusterSpec, Workload, Strategy], Any]
 ALL = FRAMEWORKS
+SHORTEST_PIECE = 512  # tokens; a choice: published runs with context parallelism have 2,048 and more, tests of it 512
 DATA_PARALLEL = ("ddp", "deepspeed", "fsdp")
 
 
@@ -189,12 +190,12 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         source="megatron-core 0.16.1 transformer_config.py:1588",
     ),
     Constraint(
-        "expert_tensor_in_node",
-        "etp should stay inside the GPUs that share a fast link",
+        "expert_tensor_inside_tensor",
+        "experts should be cut into no more parts than the rest of a layer: ep spreads them with less communication",
         ("megatron",),
-        lambda m, c, w, s: s.etp <= c.fast_domain,
-        "etp {s.etp} leaves the {c.fast_domain} GPUs that share a fast link",
-        "keep etp at {c.fast_domain} or below",
+        lambda m, c, w, s: _divides(s.etp, s.tp),
+        "etp {s.etp} does not divide tp {s.tp}: experts would gather the tokens of several data-parallel ranks",
+        "use --etp 1 or a divisor of tp, and raise --ep",
         advice=True,
     ),
     Constraint(
@@ -255,6 +256,17 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "sequence length {w.sequence_length} is not a multiple of 2 x cp {s.cp}",
         "pad sequences to a multiple of {sequence_multiple}",
         source="Megatron-LM arguments.py:818 (core 0.16.1)",
+    ),
+    Constraint(
+        "context_short",
+        "a rank should keep some hundreds of tokens of a sequence: kernels of shorter pieces were never measured",
+        ("megatron",),
+        lambda m, c, w, s: (s.cp == 1) | (w.sequence_length >= SHORTEST_PIECE * s.cp),
+        "cp {s.cp} leaves a rank fewer than "
+        + str(SHORTEST_PIECE)
+        + " of the {w.sequence_length} tokens of a sequence",
+        "lower --cp; dp shares sequences without cutting them",
+        advice=True,
     ),
     Constraint(
         "context_method",
@@ -406,6 +418,16 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         lambda m, c, w, s: s.recompute != 1,
         "selective recomputation is Megatron's; Hugging Face models recompute none or full",
         "use --recompute full or none",
+    ),
+    Constraint(
+        "recompute_flash",
+        "recomputing the core of flash attention saves nothing: it never stores the scores",
+        ("megatron",),
+        lambda m, c, w, s: (s.recompute != 1) | (w.attention != "flash") | (w.recompute_modules != "core_attn"),
+        "selective recomputation of flash attention saves no memory and takes time",
+        "use --recompute none, or full with --recompute-layers",
+        advice=True,
+        source="megatron-core 0.16.1 transformer_config.py:1228",
     ),
     Constraint(
         "recompute_some",
