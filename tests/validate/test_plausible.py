@@ -48,6 +48,7 @@ def test_an_impossible_time_is_not_compared_but_memory_is() -> None:
         ({"micro_batch": 2}, True),  # 2 x 8192 tokens of an 8B model, eager: more than 80 GB without
         ({"micro_batch": 2, "recompute_norm": "none"}, False),  # a row that says so is taken at its word
         ({"micro_batch": 2, "framework": "MaxText"}, False),  # has policies between none and all
+        ({"micro_batch": 4, "framework": "JAX Pax"}, True),  # saves nothing by default
         ({"micro_batch": 1, "global_batch": 8, "seq_len": 1024}, False),  # fits as it is
         ({"micro_batch": 2, "outcome": "OOM"}, False),  # did not fit
     ],
@@ -66,6 +67,15 @@ def test_a_deepspeed_run_of_unknown_stage_is_sharded_where_it_must_be() -> None:
     assert "ZeRO stage 3" in as_it_fitted(large, load_calibration()).assumed
     small = job(**unknown | {"model": "gpt", "layers": 24, "hidden": 2048, "heads": 16, "kv_heads": 16, "ffn": 8192})
     assert as_it_fitted(small, load_calibration()) is small
+
+
+def test_hybrid_sharding_of_unknown_width_spans_as_many_nodes_as_it_must() -> None:
+    """8.03 B parameters of 16 bytes are 128 GB: with one GPU of 80 GB in a node, two nodes share a copy."""
+    hybrid = ALONE | {"zero_norm": "hsdp", "gpus_per_node": 1, "seq_len": 2048, "recompute_norm": "full"}
+    made = job(**hybrid)
+    assert (made.strategy.dp_shard, as_it_fitted(made, load_calibration()).strategy.dp_shard) == (1, 2)
+    stated = job(**hybrid | {"zero_stage": "hsdp shard=1"})
+    assert as_it_fitted(stated, load_calibration()) is stated
 
 
 def test_a_rate_counts_without_a_stated_batch() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import msgspec
 
 from toolkit.calibration import Calibration
@@ -46,9 +48,10 @@ def impossible(job: Job, seconds: float) -> str:
 def as_it_fitted(job: Job, calibration: Calibration) -> Job:
     """The job as its row leaves it open, with the least that makes it fit: a run that was measured has fitted.
 
-    Open are recomputation and DeepSpeed's ZeRO stage (0 by default). Of recomputation PyTorch's frameworks have one
-    switch, whole layers; Megatron's and MaxText's recipes have many ways, none of which a blank field tells, so they
-    are left as they are. So is a job that does not fit with all of that either.
+    Open are recomputation, DeepSpeed's ZeRO stage (0 by default) and how many nodes share a copy under hybrid sharding
+    (one by default). Of recomputation PyTorch's frameworks have one switch, whole layers, and Pax has it on; Megatron's
+    and MaxText's recipes have many ways, none of which a blank field tells, so they are left as they are. So is a job
+    that does not fit with all of that either.
     """
     if job.row.text("outcome") == "OOM":
         return job
@@ -61,14 +64,20 @@ def as_it_fitted(job: Job, calibration: Calibration) -> Job:
 
 
 def _readings(job: Job) -> list[dict[str, int]]:
-    """What a blank recomputation and a blank stage may stand for, from the least to the most that is saved."""
+    """What may stand for fields that are blank, from the least to the most that is saved."""
     row, s = job.row, job.strategy
     checkpoints = words.checkpoints_whole_layers(row.text("framework"), s.framework)
     again = not row.text("recompute_norm") and s.recompute == 0 and checkpoints
     stages = [0, 3] if s.framework == "deepspeed" and f"{STAGE} 0" in job.assumed else [s.zero_stage]
+    node = job.cluster.gpus_per_node
+    hybrid = row.text("zero_norm") == "hsdp" and s.dp_shard == node and not words.shard_of(row.text("zero_stage"), node)
+    shards = [s.dp_shard]
+    while hybrid and shards[-1] < s.dp and s.dp % (2 * shards[-1]) == 0:
+        shards.append(2 * shards[-1])
     found: list[dict[str, int]] = []
-    for stage in stages:
+    for stage, shard in itertools.product(stages, shards):
         staged = {} if stage == s.zero_stage else {"zero_stage": stage}
+        staged |= {} if shard == s.dp_shard else {"dp_shard": shard}
         found.append(staged)
         if again:
             found.append(staged | {"recompute": RECOMPUTE.index("full")})

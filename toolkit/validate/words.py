@@ -154,9 +154,12 @@ def weights_of(words: str, framework: str, precision: str, computed: str, notes:
 
 
 def checkpoints_whole_layers(words: str, framework: str) -> bool:
-    """Whether the switch for recomputation is one that runs whole layers again: not so in JAX and Megatron."""
+    """Whether the switch for recomputation is one that runs whole layers again: not so in MaxText and Megatron.
+
+    Pax saves nothing of repeated layers by default (``CHECKPOINT_POLICY`` of paxml/tasks/lm/model_params.py).
+    """
     name = words.casefold()
-    return framework in ("ddp", "deepspeed", "fsdp") and not re.search(rf"{_JAX}|{_MEGATRON}", name)
+    return framework in ("ddp", "deepspeed", "fsdp") and not re.search(rf"maxtext|{_MEGATRON}", name)
 
 
 def recomputed_layers(text: str) -> int:
