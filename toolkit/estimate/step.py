@@ -97,8 +97,7 @@ def step(
     )
 
     one = layer.forward + layer.backward
-    layers, tail = _slowest_stage(s, work.layers, layers, one + again, layer.head)
-    compute = micro_batches_seconds(micro, layers, one, tail)
+    layers, head, spared = _slowest_stage(s, work.layers, layers, one + again, layer.head)
     recompute = micro_batches_seconds(micro, layers, again, 0.0)
     forward_window, backward_window = layers * layer.forward, layers * (layer.backward + again)
     windows = _data_windows(s, micro, forward_window, backward_window)
@@ -131,6 +130,9 @@ def step(
         blocked * c["dp_hidden_fraction"],
         c["overlap_slowdown"],
     )
+    inside = (likely[0] + likely[1] + likely[2]) / (micro * layers)
+    tail = maximum(head - spared * (one + again + inside), 0.0)
+    compute = micro_batches_seconds(micro, layers, one, tail)
     best = parts(1.0, 1.0, 1.0, 1.0, 1.0, 0.0)
     worst = parts(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
@@ -195,16 +197,16 @@ def final_micro_batches(pipeline: Number, virtual: Number, micro_batches: Number
 
 def _slowest_stage(
     s: Strategy, all_layers: int, layers: Number, layer_seconds: Number, head: Number
-) -> tuple[Number, Number]:
-    """Layers of the slowest stage, and the seconds that the head adds to them."""
+) -> tuple[Number, Number, Number]:
+    """Layers of the slowest stage, the seconds of the head on it, and layers that its stage has less than others."""
     if s.vocabulary in ("spread", "interlaced"):
-        return layers, head / (1.0 * s.pp)
+        return layers, head / (1.0 * s.pp), 0.0
     if s.vocabulary == "balanced":
         balanced = balanced_layers(all_layers, s.pp, head / layer_seconds)
-        return where(s.pp > 1, balanced, layers), where(s.pp > 1, 0.0, head)
-    # an uneven split leaves a layer out beside the head: the slowest stage is the last or a full one
-    spared = minimum(1.0, layers * s.pp - all_layers)
-    return layers, maximum(head - spared * layer_seconds, 0.0)
+        return where(s.pp > 1, balanced, layers), where(s.pp > 1, 0.0, head), 0.0
+    # an uneven split leaves a layer out beside the head, with its communication: the slowest stage is the last or a
+    # full one
+    return layers, head, minimum(1.0, layers * s.pp - all_layers)
 
 
 def _bubble_seconds(s: Strategy, layers: Number, layer: LayerSeconds, again: Number, inside: Number) -> Number:
