@@ -25,6 +25,13 @@ def test_ceil_div_is_the_least_integer_not_below(n: int, d: int) -> None:
     assert numeric.ceil_div(numpy.array([n]), numpy.array([d]))[0] == q
 
 
+@given(st.integers(1, 10**9), st.integers(1, 10**9))
+def test_the_greatest_common_divisor_divides_both_and_agrees(a: int, b: int) -> None:
+    found = numeric.gcd(a, b)
+    assert a % found == b % found == 0 and numeric.gcd(a // found, b // found) == 1
+    assert numeric.gcd(numpy.array([a]), numpy.array([b]))[0] == found
+
+
 @given(st.floats(-10, 110))
 def test_interpolation_agrees_with_numpy(x: float) -> None:
     xs, ys = (0.0, 1.0, 10.0, 100.0), (0.0, 0.5, 0.8, 0.9)

@@ -31,7 +31,7 @@ from toolkit.estimate.parameters import count_parameters, lora_parameters
 from toolkit.estimate.verdict import verdict
 from toolkit.estimates import VERDICTS, MemoryEstimate
 from toolkit.model import ModelSpec
-from toolkit.strategy import Strategy
+from toolkit.strategy import CP_METHODS, Strategy
 from toolkit.workload import Workload
 
 P7 = 6738415616
@@ -267,7 +267,9 @@ def layouts(draw: st.DrawFn) -> Strategy:
         gradient_accumulation_steps=draw(st.sampled_from([1, 2, 16])),
         sequence_parallel=draw(st.integers(0, 1)),
         recompute=draw(st.integers(0, 2)),
+        recompute_layers=draw(st.sampled_from([0, 2, 4])) if is_megatron else 0,
         offload=draw(st.integers(0, 2)) if framework == "deepspeed" else 0,
+        cp_method=draw(st.sampled_from(CP_METHODS)) if is_megatron else "p2p",
     )
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.estimate.machines import A100, CALIBRATION, CPU, cluster, gpt, llama, mixture, timed
 from toolkit.cluster import Link
-from toolkit.strategy import Strategy
+from toolkit.strategy import CP_METHODS, Strategy
 from toolkit.workload import Workload
 
 PUBLISHED = Path(__file__).parent.parent / "published"
@@ -145,7 +145,9 @@ def columns(draw: st.DrawFn) -> Strategy:
         gradient_accumulation_steps=random.integers(1, 200, 16),
         sequence_parallel=random.integers(0, 2, 16) if framework == "megatron" else 0,
         recompute=random.integers(0, 3, 16),
+        recompute_layers=random.integers(0, 6, 16) if framework == "megatron" else 0,
         offload=random.integers(0, 3, 16) if framework == "deepspeed" else 0,
+        cp_method=draw(st.sampled_from(CP_METHODS)) if framework == "megatron" else "p2p",
     )
 
 
@@ -208,7 +210,12 @@ def test_a_faster_link_is_never_slower(strategy: Strategy, workload: Workload, f
 def test_recomputation_never_saves_time(strategy: Strategy, workload: Workload) -> None:
     """none <= selective <= full."""
     seconds = [
-        timed(MODELS["llama"], cluster(1024), workload, msgspec.structs.replace(strategy, recompute=kept))[1].seconds
+        timed(
+            MODELS["llama"],
+            cluster(1024),
+            workload,
+            msgspec.structs.replace(strategy, recompute=kept, recompute_layers=0),
+        )[1].seconds
         for kept in (0, 1, 2)
     ]
     assert numpy.all(seconds[0] <= seconds[1] * (1 + 1e-12))
@@ -344,3 +351,21 @@ def test_peak_of_the_denominator() -> None:
     assert flop == pytest.approx(
         32 * 2048 * (6 * 48 * 12 * 6144**2 + 6 * 51200 * 6144 + 12 * 48 * 6144 * 2048), rel=1e-12
     )
+
+
+@settings(max_examples=40, deadline=None)
+@given(strategy=columns(), workload=workloads)
+def test_fewer_recomputed_layers_take_less_time(strategy: Strategy, workload: Workload) -> None:
+    """In proportion: layers that are not run again save what they took (A21)."""
+    if strategy.framework != "megatron":
+        return
+    full = msgspec.structs.replace(strategy, recompute=numpy.full(16, 2))
+
+    def seconds(number: int) -> Any:
+        chosen = msgspec.structs.replace(full, recompute_layers=numpy.full(16, number))
+        return timed(MODELS["llama"], cluster(1024), workload, chosen)[1].recompute_seconds
+
+    every, none = seconds(0), timed(MODELS["llama"], cluster(1024), workload, strategy)[1].recompute_seconds * 0
+    layers = numpy.ceil(32 / (strategy.pp + 0 * numpy.zeros(16)))
+    for number in (1, 2, 3):
+        assert numpy.allclose(seconds(number), none + every * numpy.minimum(number / layers, 1.0), rtol=1e-9)
