@@ -92,6 +92,22 @@ def in_place_logits_bytes(tokens: Number, vocabulary: Number, bytes_per_value: f
     return tokens * vocabulary * bytes_per_value / tp
 
 
+@equation("A25", "T*V*b/t + b*V*h/t + T*b*h*(1 + g)")
+def head_backward_bytes(
+    tokens: Number, vocabulary: Number, hidden_size: int, bytes_per_value: float, head: Number, tp: Number,
+    gathered: Number,
+) -> Number:  # fmt: skip
+    """Backward of the head without fused accumulation: gradient of the logits, of the weights whole before it is added
+    to the float32 buffer, of the input, and the gathered input (``g`` = 1 with sequence parallelism).
+
+    Source: megatron-core 0.16.1 ``core/tensor_parallel/layers.py``; a dry run of it.
+    """
+    weights = head * bytes_per_value * vocabulary * hidden_size / tp
+    return (
+        tokens * vocabulary * bytes_per_value / tp + weights + tokens * bytes_per_value * hidden_size * (1.0 + gathered)
+    )
+
+
 @equation("A14", "10*T*min(h, V)")
 def chunked_logits_bytes(tokens: Number, hidden_size: int, vocabulary: Number) -> Number:
     """Fused linear cross entropy: chunks of ``h / V`` of the tokens. Source: Liger kernel, arXiv 2410.10989."""
@@ -114,9 +130,9 @@ def fused_working_bytes(
     gathered: Number,
 ) -> Number:  # fmt: skip
     """Backward of an MLP in Megatron: gathered input (``g`` = 1 with sequence parallelism), gradient of the input,
-    and the gradient of the ``W`` weights of the first matrix before it is added to the float32 buffer, less
-    what of the MLP has been released by then; or the gradients inside the activation where those are larger.
-    Source: megatron-core 0.16.1 ``core/tensor_parallel/layers.py`` without fused accumulation; a dry run of it.
+    and, without fused accumulation, the gradient of the ``W`` weights of the first matrix before it is added to the
+    float32 buffer, less what of the MLP has been released by then; or the gradients inside the activation where those
+    are larger. Source: megatron-core 0.16.1 ``core/tensor_parallel/layers.py``; a dry run of it.
     """
     first = tokens * bytes_per_value * (hidden_size * (1.0 + gathered) - width / tp) + bytes_per_value * weights / tp
     return maximum(first, tokens * (bytes_per_value * (1.0 + gated) * width) / tp)
@@ -152,7 +168,8 @@ def activations(
     full = partly_recomputed_bytes(share, inputs, everything)
     per_micro_batch = where(strategy.recompute == 2, full, where(strategy.recompute == 1, selective, everything))
 
-    gradient = _working(model, strategy, tokens, k)
+    gathered = where((strategy.sequence_parallel > 0) & (strategy.tp > 1), 1.0, 0.0)
+    gradient = _working(model, workload, strategy, tokens, k, gathered)
     whole_layer = kept_bytes(tokens, *table.kinds[0], *cuts)
     for kind in table.kinds[1:]:
         whole_layer = maximum(whole_layer, kept_bytes(tokens, *kind, *cuts))
@@ -165,6 +182,10 @@ def activations(
     last_norm = head * (k.norm + k.matmul_input) * model.hidden_size / sigma
     dropped = stage.embedding * workload.dropout * tokens * model.hidden_size / sigma
     logits, workspace = _logits(model, workload, strategy, head, k)
+    if framework == "megatron" and not workload.fused_accumulation:
+        vocabulary = padded_vocabulary(model.vocab_size, framework, strategy.tp)
+        unfused = head_backward_bytes(head, vocabulary, model.hidden_size, k.compute, stage.head, strategy.tp, gathered)
+        workspace = maximum(workspace, unfused - logits)
     # DeepSpeed's pipeline keeps the output of a stage too; Megatron's frees its memory once it is sent
     sent = where(strategy.pp > 1, tokens * k.stream * model.hidden_size, 0.0) if workload.engine == "deepspeed" else 0.0
     return Activations(
@@ -197,7 +218,9 @@ def _logits(
     return logits_bytes(tokens, vocabulary, k.compute, 1.0), tokens * vocabulary * (4.0 - k.compute)
 
 
-def _working(model: ModelSpec, strategy: Strategy, tokens: Number, k: Kernels) -> Number:
+def _working(
+    model: ModelSpec, workload: Workload, strategy: Strategy, tokens: Number, k: Kernels, gathered: Number
+) -> Number:
     inside = 0.0
     if "D" in model.layer_mlps:
         inside = float(model.intermediate_size)
@@ -207,8 +230,7 @@ def _working(model: ModelSpec, strategy: Strategy, tokens: Number, k: Kernels) -
     if strategy.framework != "megatron":
         return eager_working_bytes(tokens, k.compute, model.hidden_size, inside, strategy.tp)
     opening = max(model.intermediate_size if "D" in model.layer_mlps else 0, model.moe_intermediate_size)
-    weights = float(model.hidden_size) * opening * (1 + model.gated_mlp)
-    gathered = where((strategy.sequence_parallel > 0) & (strategy.tp > 1), 1.0, 0.0)
+    weights = 0.0 if workload.fused_accumulation else float(model.hidden_size) * opening * (1 + model.gated_mlp)
     return fused_working_bytes(
         tokens, k.compute, model.hidden_size, inside, weights, int(model.gated_mlp), strategy.tp, gathered
     )

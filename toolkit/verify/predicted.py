@@ -19,6 +19,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
+
 from toolkit.calibration import Calibration
 from toolkit.estimate.layout import Stage, second_stage, stages, tables
 from toolkit.estimate.memory import STATES, stage_memory, stage_share
@@ -53,7 +55,9 @@ def ranks(plan: Plan, calibration: Calibration) -> list[Rank]:
 
 def predicted(plan: Plan, calibration: Calibration, stage: Stage) -> dict[str, float]:
     """Bytes by part on one rank of a stage."""
-    model, workload, s = plan.model, plan.workload, plan.strategy
+    model, s = plan.model, plan.strategy
+    # the kernel that adds to a gradient inside of its product comes with Apex, not with a dry run
+    workload = msgspec.structs.replace(plan.workload, fused_accumulation=False)
     table = tables(model, workload, s.framework)
     share = stage_share(model, s, table, stage)
     states = STATES[s.framework](model, workload, s, share, state_precision(workload, s.framework))
