@@ -72,7 +72,7 @@ def test_degrees_multiply_to_the_gpus(document: dict) -> None:
 def test_out_writes_a_plan_that_reads_back_and_a_deepspeed_file(tmp_path: Path) -> None:
     from toolkit import plan as plans
 
-    done = toolkit(*PLAN, "--out", str(tmp_path / "plan"))
+    done = toolkit(*PLAN, "--framework", "deepspeed", "--out", str(tmp_path / "plan"))
     assert done.returncode == 0
     read = plans.load((tmp_path / "plan" / "plan.json").read_bytes())
     assert read.strategy.framework == "deepspeed"
@@ -84,7 +84,7 @@ def test_out_writes_a_plan_that_reads_back_and_a_deepspeed_file(tmp_path: Path) 
 @pytest.mark.slow
 def test_deepspeed_itself_accepts_the_written_file(tmp_path: Path) -> None:
     """The world size is the plan's, as in a job."""
-    assert toolkit(*PLAN, "--out", str(tmp_path / "plan")).returncode == 0
+    assert toolkit(*PLAN, "--framework", "deepspeed", "--out", str(tmp_path / "plan")).returncode == 0
     code = f"""
 import os
 os.environ.update(RANK="0", WORLD_SIZE="64", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
