@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from tests import plans, residual_table
+from tests import plans, residual_table, worked_example
 from toolkit import plan as plan_module
 from toolkit.emit import accelerate, deepspeed, megatron, script, slurm
 from toolkit.emit.bundle import bundle, to_json
@@ -153,6 +153,11 @@ def write() -> list[str]:
     """Write what is wanted and remove the rest; names of what changed."""
     changed = [str(residual_table.TABLE.relative_to(ROOT))] if residual_table.write() else []
     wanted = generated()
+    before = worked_example.MATHS.read_text()
+    after = worked_example.rendered(before)
+    if before != after:
+        worked_example.MATHS.write_text(after)
+        changed.append(str(worked_example.MATHS.relative_to(ROOT)))
     for name in sorted(committed() - wanted.keys()):
         (ROOT / name).unlink()
         changed.append(name)
