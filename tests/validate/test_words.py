@@ -265,7 +265,8 @@ def test_full_sharding_beside_a_sharded_optimizer() -> None:
     ("words", "tensor", "data", "fused"),
     [
         ("NeMo 24.09", "all", "all", True),
-        ("Megatron-LM", "backward", "all", True),
+        ("Megatron-LM", "backward", "none", True),
+        ("Megatron-Core", "backward", "all", True),
         ("Megatron-DeepSpeed (bigscience)", "none", "none", False),
         ("Megatron-DeepSpeed", "backward", "none", False),
         ("InternEvo/InternLM v0.2.1dev", "backward", "gradients", False),
