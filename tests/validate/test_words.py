@@ -9,6 +9,7 @@ from toolkit.validate.words import (
     data_overlap_of,
     engine_of,
     flash_generation_of,
+    fused_loss_of,
     framework_of,
     fuses_accumulation,
     has_recipe_defaults,
@@ -253,6 +254,11 @@ def test_engines() -> None:
     assert engine_of("GPT-NeoX 2.0", "megatron") == "deepspeed"
     assert engine_of("nanotron", "megatron") == "nanotron"
     assert engine_of("Megatron-DeepSpeed", "deepspeed") == engine_of("Megatron-LM", "megatron") == "default"
+
+
+def test_whose_loss_is_fused() -> None:
+    assert fused_loss_of("Megatron-Bridge 0.4") == fused_loss_of("Megatron-Core (Pai-Megatron-Patch)") == "te"
+    assert fused_loss_of("NeMo (dgxc)") == fused_loss_of("Megatron-LM CI (dev)") == "native"
 
 
 def test_full_sharding_beside_a_sharded_optimizer() -> None:

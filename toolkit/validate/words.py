@@ -241,11 +241,13 @@ def sums_of(words: str, framework: str, precision: str, optimizer: str) -> str:
 
 
 def fused_loss_of(words: str) -> Literal["native", "te"]:
-    """Whose fused loss: Megatron-Bridge's benchmarks take Transformer Engine's, Megatron-LM and NeMo compile their own.
+    """Whose fused loss: benchmarks of Megatron-Bridge and Megatron-Core take Transformer Engine's; Megatron-LM and NeMo
+    compile their own.
 
-    Source: ``cross_entropy_fusion_impl = "te"`` in ``scripts/performance/utils/overrides.py`` of Megatron-Bridge 0.4.
+    Source: ``cross_entropy_fusion_impl = "te"`` in ``scripts/performance/utils/overrides.py`` of Megatron-Bridge 0.4;
+    ``--cross-entropy-fusion-impl te`` in xtuner's benchmark of Megatron-Core, docs/en/benchmark.
     """
-    return "te" if re.search("megatron-bridge", words.casefold()) else "native"
+    return "te" if re.search("megatron-(bridge|core)", words.casefold()) else "native"
 
 
 def engine_of(words: str, framework: str) -> str:
