@@ -31,11 +31,9 @@ from toolkit.estimate.update import update_seconds, updated_parameters
 from toolkit.estimate.work import layer_work
 from toolkit.estimates import CommunicationEstimate, StepEstimate
 from toolkit.model import ModelSpec
-from toolkit.numeric import Number, ceil_div, log2, maximum, minimum, where
+from toolkit.numeric import Number, ceil_div, maximum, minimum, where
 from toolkit.strategy import Strategy
 from toolkit.workload import Workload
-
-LOG2_E = 1.4426950408889634
 
 
 @equation("T5", "T - f*min(T, window)")
@@ -140,7 +138,9 @@ def step(
     optimizer, copies, hidden_copies = update_seconds(cluster, work, workload, s, c, rate, updated, micro)
     offload = copies + hidden_copies * (1.0 - c["offload_hidden_fraction"])
     gpus = 1.0 * s.tp * s.pp * s.cp * s.dp
-    overhead = c["step_overhead_seconds"] + straggler_seconds(compute + recompute, gpus, c["jitter"])
+    nodes = gpus / cluster.gpus_per_node
+    waiting = straggler_seconds(compute + recompute, nodes, c["slow_node_share"], c["slow_node_loss"])
+    overhead = c["step_overhead_seconds"] + waiting
 
     base = compute + recompute + optimizer + overhead
     seconds = base + sum(likely) + offload
@@ -171,15 +171,14 @@ def step(
     )
 
 
-@equation("T29", "sigma*t*sqrt(2*ln(n))")
-def straggler_seconds(computed: Number, gpus: Number, sigma: float) -> Number:
-    """How much later than the mean the slowest of ``n`` GPUs is, when their compute seconds ``t`` vary by ``sigma``.
+@equation("T29", "t*loss*share*nodes/(1 + share*nodes)")
+def straggler_seconds(computed: Number, nodes: Number, share: float, loss: float) -> Number:
+    """Seconds that all wait for a slow node: a step takes as long as its slowest node.
 
-    A step waits for all of them. The expected largest of ``n`` normal deviates, for large ``n``.
-
-    Source: extreme values of the normal distribution (Cramer 1946, section 28.6).
+    A node slower by ``loss`` is one of ``1/share`` in the mean of clusters, by an exponential law among them; then
+    ``share nodes/(1 + share nodes)`` of the jobs have one. Source: MegaScale, arXiv 2402.15627, section 6.3.
     """
-    return sigma * computed * (2.0 * log2(gpus) / LOG2_E) ** 0.5
+    return loss * computed * (share * nodes / (1.0 + share * nodes))
 
 
 @equation("T17", "min(m, max(1, p*(v - 1)/v))")
