@@ -42,6 +42,17 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """What finds it again: its path where it was given by that, else its name."""
         return self.path or self.name
 
+    @property
+    def note(self) -> str:
+        """A sentence for whoever reads an estimate: which calibration it is, and how much of it nobody measured."""
+        rows = self.coefficients.values()
+        count = {status: sum(row.status == status for row in rows) for status in STATUSES}
+        measured = f"{count['measured']} were" if count["measured"] else "none was"
+        return (
+            f"calibration '{self.reference}': {count['assumed']} of {len(rows)} coefficients are assumed, "
+            f"{count['fitted']} fitted on published runs, {measured} measured on your machine"
+        )
+
     def with_values(self, values: dict[str, float]) -> Calibration:
         """The same with other values for some coefficients."""
         changed = {name: msgspec.structs.replace(self.coefficients[name], value=each) for name, each in values.items()}

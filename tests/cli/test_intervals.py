@@ -30,7 +30,7 @@ def estimate(*argv: str) -> dict[str, Any]:
 def test_json_of_a_plan_holds_both_intervals_and_their_runs() -> None:
     found = estimate("--gpus", "64")
     for part, unit, middle in (("step", "seconds", "seconds"), ("memory", "bytes", "total_bytes")):
-        bar = found[part]["interval80"]
+        bar = found["interval80"][part]
         assert bar[f"low_{unit}"] < found[part][middle] < bar[f"high_{unit}"]
         assert bar["distance"] == bar["based_on"][0]["distance"]
         known = {run.id for run in getattr(load_residuals(), "step_time" if part == "step" else "peak_memory").runs}
@@ -40,11 +40,11 @@ def test_json_of_a_plan_holds_both_intervals_and_their_runs() -> None:
 
 def test_an_interval_is_wider_where_less_was_measured() -> None:
     def factor(found: dict[str, Any]) -> float:
-        bar = found["step"]["interval80"]
+        bar = found["interval80"]["step"]
         return float(bar["high_seconds"] / bar["low_seconds"])
 
     usual, far = estimate("--gpus", "64"), estimate("--gpus", "64", "--accelerator", "mi355x", "--precision", "fp32")
-    assert far["step"]["interval80"]["distance"] > 1 > usual["step"]["interval80"]["distance"]
+    assert far["interval80"]["step"]["distance"] > 1 > usual["interval80"]["step"]["distance"]
     assert factor(far) > factor(usual)
 
 
@@ -78,3 +78,19 @@ def test_a_broken_table_of_ones_own_is_a_sentence(tmp_path: Path, monkeypatch: A
         assert "residuals/assumed.json" in str(done.exception)
     finally:
         load_residuals.cache_clear()
+
+
+def test_every_output_says_which_calibration_it_used(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    row = 'unit = "1"\nmeaning = "m"\nlow = 0.8\nhigh = 1.0\nstatus = "measured"\n'
+    path.write_text(f'name = "mine"\nsummary = "s"\n[coefficients.sustained_matmul_fraction]\nvalue = 0.8\n{row}')
+    own = ("--calibration", str(path))
+    assert estimate("--gpus", "64")["calibration"] == "assumed"
+    assert estimate("--gpus", "64", *own)["calibration"] == str(path)
+    assert estimate("--gpus", "64", *own)["step"]["seconds"] > estimate("--gpus", "64")["step"]["seconds"]
+    out = tmp_path / "out"
+    for command in (("plan", "--params", "7B", "--out", str(out)), ("estimate", *JOB)):
+        text = " ".join(toolkit(*command, "--gpus", "64", *own).split())
+        assert "1 were measured on your machine" in text and "mine.toml" in text.replace(" ", "")
+    assert load((out / "plan.json").read_bytes()).calibration == str(path)
+    assert f"with calibration {path}" in (out / "launch.sh").read_text()

@@ -72,3 +72,44 @@ def test_bad_numbers_are_told_with_their_lines(tmp_path: Path) -> None:
 
 def test_an_unknown_calibration(runs: str) -> None:
     assert "nobody" in refused(runs, "--calibration", "nobody")
+
+
+def test_a_fit_is_written_and_used(tmp_path: Path) -> None:
+    rows = [
+        {"id": f"{source}{tp}", "source": source, "tp": tp, "step_time_s": 9 + tp}
+        for source in "ab"
+        for tp in (1, 2, 4)
+    ]
+    runs, fitted = tmp_path / "runs.csv", tmp_path / "mine.toml"
+    runs.write_bytes(written(*rows))
+    done = toolkit(str(runs), "--fit", str(fitted), "--leave-one-source-out", "--json")
+    assert done.returncode == 0, done.stderr
+    fit = json.loads(done.stdout)["fit"]["step_time"]
+    assert fit["rows"] == 6 and set(fit["by_source"]) == {"a", "b"}
+    assert {"stated", "fitted", "left_out"} < set(fit["all"])
+    for each in fit["coefficients"].values():
+        assert each["low"] <= each["fitted"] <= each["high"]
+    again = toolkit(str(runs), "--calibration", str(fitted), "--json")
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["calibration"] == str(fitted)
+    assert "exists" in refused(str(runs), "--fit", str(fitted))
+    assert "fit of step time" in toolkit(str(runs), "--leave-one-source-out", "--brief").stdout
+
+
+def test_residuals_are_written_and_become_ones_own(runs: str, tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "residuals"
+    done = toolkit(runs, "--residuals", str(folder / "assumed.json"), "--brief")
+    assert done.returncode == 0, done.stderr
+    table = json.loads((folder / "assumed.json").read_text())
+    assert [run[0] for run in table["step_time"]["runs"]] == ["a"] and table["calibration"] == "assumed"
+    assert "exists" in refused(runs, "--residuals", str(folder / "assumed.json"))
+    assert "not the name of a file" in refused(runs, "--residuals", str(tmp_path))
+
+
+def test_too_few_runs_to_fit(runs: str) -> None:
+    assert "no three runs" in refused(runs, "--leave-one-source-out")
+
+
+def test_the_experts_list(runs: str) -> None:
+    text = toolkit(runs, "--experts").stdout
+    assert "1 published strategies of 1 jobs" in text and "published  megatron tp2 pp2" in text

@@ -65,7 +65,8 @@ def command(**options: Any) -> None:
         terminal.memory_bars(out, plan)
         runs.run_total(out, plan)
         terminal.step_parts(out, plan)
-        terminal.reasons(out, "assumed", (*asked.assumptions, *runs.resilience_assumptions(plan)))
+        assumed = (*asked.assumptions, *runs.resilience_assumptions(plan), asked.calibration.note)
+        terminal.reasons(out, "assumed", assumed)
         if options["explain"]:
             explain_plan(out, asked, plan)
     if plan.verdict == "no":

@@ -73,7 +73,13 @@ def request_options(function: Function) -> Function:
                 metavar="PRICE",
                 help="For costs, in your own currency; else the cluster's, where its file has one.",
             ),
-            click.option("--calibration", default="assumed", show_default=True, help="Coefficients of the estimates."),
+            click.option(
+                "--calibration",
+                metavar="NAME|FILE",
+                default="assumed",
+                show_default=True,
+                help="Coefficients of the estimates.",
+            ),
         )
     ):
         function = option(function)

@@ -151,11 +151,7 @@ def _print(
 
 def calibration_note(asked: Asked) -> list[str]:
     """How much of the calibration nobody measured."""
-    assumed = sum(c.status == "assumed" for c in asked.calibration.coefficients.values())
-    return [
-        f"calibration '{asked.calibration.name}': {assumed} of {len(asked.calibration.coefficients)} "
-        "coefficients are assumed, none was measured on your machine"
-    ]
+    return [asked.calibration.note]
 
 
 def _explain(out: Any, asked: Asked, result: SearchResult, best: Plan) -> None:

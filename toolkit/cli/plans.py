@@ -20,9 +20,7 @@ def plan_of(asked: Asked, choice: Choice, reason: tuple[str, ...]) -> Plan:
     request, estimate = asked.request, choice.estimate
     counts = count_parameters(request.model)
     job = (request.model, request.cluster, request.workload, choice.strategy)
-    step_interval, memory_interval = intervals_of(
-        asked.calibration.name, (counts.total, counts.active), job, estimate
-    )
+    step_interval, memory_interval = intervals_of(asked.calibration.name, (counts.total, counts.active), job, estimate)
     return Plan(
         name=asked.name,
         program="pretrain" if choice.strategy.framework == "megatron" else "finetune",
@@ -45,7 +43,7 @@ def plan_of(asked: Asked, choice: Choice, reason: tuple[str, ...]) -> Plan:
         active_parameters=counts.active,
         reason=reason,
         assumptions=asked.assumptions,
-        calibration=asked.calibration.name,
+        calibration=asked.calibration.reference,
     )
 
 

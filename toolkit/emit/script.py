@@ -94,7 +94,8 @@ def title(plan: Plan) -> list[str]:
     return [
         shell.comment(f"{plan.name}: {strategies.describe(plan.strategy)}"),
         shell.comment(f"for {cluster.nodes} x {cluster.gpus_per_node} {cluster.accelerator.name} ({cluster.name})"),
-        shell.comment(f"Written by toolkit {plan.toolkit_version}: change the plan, not this file."),
+        shell.comment(f"Written by toolkit {plan.toolkit_version} with calibration {plan.calibration}:"),
+        shell.comment("change the plan, not this file."),
     ]
 
 

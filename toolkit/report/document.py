@@ -50,11 +50,14 @@ def plan_element(plan: Plan, rank: int) -> dict[str, Any]:
         "strategy": strategies.to_json(plan.strategy),
         "description": strategies.describe(plan.strategy),
         "verdict": plan.verdict,
-        "memory": memory(plan.memory, plan.memory_limit_bytes)
-        | {"interval80": interval(plan.memory_interval80, "bytes")},
+        "memory": memory(plan.memory, plan.memory_limit_bytes),
         "host_memory": host_memory(plan.host_memory, plan.cluster.host_memory_bytes),
         "communication": communication(plan.communication),
-        "step": msgspec.structs.asdict(plan.step) | {"interval80": interval(plan.step_interval80, "seconds")},
+        "step": msgspec.structs.asdict(plan.step),
+        "interval80": {
+            "step": interval(plan.step_interval80, "seconds"),
+            "memory": interval(plan.memory_interval80, "bytes"),
+        },
         "whole_run": msgspec.to_builtins(whole_run(plan)),
         "resilience": msgspec.to_builtins(plan.resilience),
         "reason": list(plan.reason),

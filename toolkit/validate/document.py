@@ -37,7 +37,7 @@ def validate(
             "complete_rows": len(complete),
             "complete_rows_scored": sum(each.job.row.line in complete for each in scores),
         },
-        "calibration": calibration.name,
+        "calibration": calibration.reference,
         "skipped": [
             {"id": each.row.name, "source": each.row.text("source"), "reason": each.reason} for each in skipped
         ],
