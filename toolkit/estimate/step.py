@@ -5,8 +5,8 @@ stage does: matrix products and attention at their reached rates, element-wise o
 is computed again, communication that nothing hides, the pipeline bubble, the optimizer, copies to host memory.
 
 Overlap model: communication of an axis hides behind a window of computation, ``hidden = f * min(T, window)``, and
-what is hidden still slows computation by ``overlap_slowdown``. ``lower_seconds`` takes ``f = 1`` without slowdown,
-``upper_seconds`` takes ``f = 0``: they bound the overlap, not the error of the kernel rates.
+what is hidden still slows computation (``overlap_traffic``, ``overlap_slowdown``). ``lower_seconds`` takes ``f = 1``
+without slowdown, ``upper_seconds`` takes ``f = 0``: they bound the overlap, not the error of the kernel rates.
 Left out: failures, checkpoints, evaluation, warm-up.
 """
 
@@ -63,15 +63,19 @@ def micro_batches_seconds(micro_batches: Number, layers: Number, layer_seconds: 
     return micro_batches * (layers * layer_seconds + tail)
 
 
-@equation("T20", "U + X + slowdown*f*min(T, window)")
+@equation("T20", "U + X + kappa*S/bandwidth*hidden")
 def data_axis_seconds(
-    unhidable: Number, exposed_seconds: Number, seconds: Number, window: Number, fraction: float, slowdown: float
+    unhidable: Number, exposed_seconds: Number, sent: Number, hidden: Number, traffic: float, bandwidth: float
 ) -> Number:
     """Data axis: what nothing can hide, what is left exposed, and what the hidden part costs the computation.
 
-    Source: definition; the slowdown is a calibration.
+    The ``hidden`` part of the ``S`` bytes that a GPU sends takes memory bandwidth and processors from the computation
+    beside it: as many seconds as ``kappa`` bytes of memory traffic for each byte sent. A slow network therefore costs
+    hardly anything while it is hidden.
+
+    Source: bytes that NCCL's kernels read and write; ``kappa`` is a calibration.
     """
-    return unhidable + exposed_seconds + slowdown * fraction * minimum(seconds, window)
+    return unhidable + exposed_seconds + traffic * sent / bandwidth * hidden
 
 
 def step(
@@ -114,7 +118,9 @@ def step(
         pp_seconds = exposed(sent.pp_seconds, sent.pp_seconds, pp)
         hidable = sent.dp_seconds - sent.dp_unhidable_seconds
         hiding = exposed(hidable, windows, dp)
-        dp_seconds = data_axis_seconds(sent.dp_unhidable_seconds, hiding, hidable, windows, dp, slowdown)
+        hidden = dp * minimum(hidable, windows) / maximum(sent.dp_seconds, 1e-9)
+        traffic = c["overlap_traffic"] if slowdown else 0.0
+        dp_seconds = data_axis_seconds(sent.dp_unhidable_seconds, hiding, sent.dp_bytes, hidden, traffic, rate.memory)
         inside = inside * seen / micro
         bubble = _bubble_seconds(s, layers, layer, again, inside)
         return tp_seconds, cp_seconds, ep_seconds, pp_seconds, dp_seconds, bubble
@@ -125,7 +131,7 @@ def step(
         blocked * c["cp_hidden_fraction"],
         blocked * c["ep_hidden_fraction"],
         where(s.virtual_pipeline_stages > 1, blocked * c["pp_hidden_fraction"], 0.0),
-        blocked * c["dp_hidden_fraction"],
+        blocked * c["dp_hidden_fraction_torch" if s.framework in ("ddp", "fsdp") else "dp_hidden_fraction"],
         c["overlap_slowdown"],
     )
     inside = (likely[0] + likely[1] + likely[2]) / (micro * layers)
