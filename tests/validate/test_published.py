@@ -31,7 +31,7 @@ MEDIANS: dict[tuple[str, str], tuple[float | None, float | None]] = {
     ("by_source", "mosaicml-llm-foundry"): (0.02, None),
     ("by_source", "mosaicml-llm-foundry-2023-07"): (0.02, None),
     ("by_source", "nvidia-dgxc-benchmarking"): (0.05, None),
-    ("by_source", "vtrain-ground-truth"): (0.04, None),
+    ("by_source", "vtrain-ground-truth"): (0.03, None),
     ("by_source", "xtuner-megatron-moe-benchmark"): (0.23, None),
 }
 
