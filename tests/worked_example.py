@@ -170,8 +170,8 @@ LINES: dict[str, tuple[tuple[str, str, str, Pick], ...]] = {
         (
             "T20",
             "data axis, with what its hidden part costs",
-            "{unhidable} + {exposed_seconds} + {slowdown}*{fraction}*min({seconds}, {window})",
-            lambda i: i["slowdown"] > 0,
+            "{unhidable} + {exposed_seconds} + {traffic}*{sent}/{bandwidth}*{hidden}",
+            lambda i: i["traffic"] > 0,
         ),
         ("T7", "optimizer", "{parameters}*{moved}/{bandwidth}", any_call),
     ),

@@ -19,7 +19,7 @@ MEDIANS: dict[tuple[str, str], tuple[float | None, float | None]] = {
     ("recommended", ""): (0.10, 0.02),
     ("by_framework", "fsdp"): (0.03, 0.06),
     ("by_framework", "megatron"): (0.16, 0.03),
-    ("by_source", "JAX-Toolbox Pax README"): (0.10, None),
+    ("by_source", "JAX-Toolbox Pax README"): (0.11, None),
     ("by_source", "Vocabulary Parallelism artifact (MLSys 2025)"): (0.12, 0.05),
     ("by_source", "Zero Bubble Pipeline Parallelism (ICLR 2024)"): (0.08, 0.03),
     ("by_source", "bigscience-bloom-prequel"): (0.12, 0.08),
