@@ -68,7 +68,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     weights: str = "default"
     # who keeps the states. default: the framework of the strategy; deepspeed: DeepSpeed's pipeline engine, ZeRO-1 or
     # BF16_Optimizer around Megatron's layers (Megatron-DeepSpeed, GPT-NeoX); nanotron: Megatron's parallelism with
-    # PyTorch's DDP and operators
+    # PyTorch's DDP and operators; internevo: InternEvo's HybridZeroOptimizer, beside its FSDP too
     engine: str = "default"
     # what selective recomputation runs again in Megatron, joined by "+" (estimate/selective.py has the names)
     recompute_modules: str = "core_attn"

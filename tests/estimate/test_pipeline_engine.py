@@ -78,6 +78,35 @@ def test_nanotron_keeps_gradients_three_times() -> None:
     assert plain.gradients_bytes == pytest.approx(4.0 * parameters)
 
 
+@pytest.mark.parametrize("row", published("megatron_memory.toml")["internevo"], ids=lambda row: str(row["layout"]))
+def test_memory_table_of_internevo(row: dict[str, Any]) -> None:
+    """Whole GB, as nvidia-smi shows them."""
+    layers, hidden, heads, ffn = row["shape"]
+    model = llama(
+        num_hidden_layers=layers, hidden_size=hidden, intermediate_size=ffn, num_attention_heads=heads,
+        num_key_value_heads=heads, vocab_size=103168,
+    )  # fmt: skip
+    strategy = layout(*row["layout"], 1, 4)
+    work = Workload(sequence_length=2048, engine="internevo", fused_accumulation=False)
+    if row["fsdp"]:
+        strategy = msgspec.structs.replace(strategy, framework="fsdp", zero_stage=3, etp=1)
+        work = msgspec.structs.replace(work, kernels="megatron")
+    found = peak(model, work, strategy)
+    assert found.total_bytes / GIB == pytest.approx(row["gb"], rel=0.07)
+
+
+def test_internevo_takes_thirty_bytes_a_parameter() -> None:
+    """Weights and gradients, three float32 states, and four tensors of the step that nothing freed can hold."""
+    model, one = gpt(24, 2048, 16), layout(1, 1, 1, 1, 1)
+    found = peak(model, Workload(sequence_length=128, engine="internevo"), one)
+    plain = peak(model, Workload(sequence_length=128), one)
+    parameters = plain.parameters_bytes / 2.0
+    temporaries = found.optimizer_temporaries_bytes + found.framework_bytes - plain.framework_bytes
+    activations = plain.activations_bytes + plain.logits_bytes
+    assert static(found) == pytest.approx(16.0 * parameters)
+    assert temporaries == pytest.approx(14.0 * parameters, abs=0.1 * activations)
+
+
 def test_unknown_engine() -> None:
     with pytest.raises(ToolkitError, match="unknown engine 'colossal'"):
         under_engine(Workload(engine="colossal"), layout(1, 1, 1, 1, 1))

@@ -253,6 +253,7 @@ def test_engines() -> None:
     assert engine_of("Megatron-DeepSpeed (bigscience)", "megatron") == "deepspeed"
     assert engine_of("GPT-NeoX 2.0", "megatron") == "deepspeed"
     assert engine_of("nanotron", "megatron") == "nanotron"
+    assert engine_of("InternEvo/InternLM", "fsdp") == engine_of("InternEvo/InternLM", "megatron") == "internevo"
     assert engine_of("Megatron-DeepSpeed", "deepspeed") == engine_of("Megatron-LM", "megatron") == "default"
 
 

@@ -3,7 +3,8 @@
 DeepSpeed's pipeline (Megatron-DeepSpeed, GPT-NeoX): in fp16 ZeRO-1 keeps 16-bit gradients from one micro batch to the
 next, and a float32 copy of its shard for the step; in bf16 BF16_Optimizer keeps float32 gradients beside the 16-bit
 ones. Both flatten what they hold into single tensors. Nanotron adds the 16-bit gradients of PyTorch's DDP to float32
-ones when a backward pass has ended.
+ones when a backward pass has ended. InternEvo's HybridZeroOptimizer flattens the gradients of its shard in 16 bits and
+in float32, and PyTorch's AdamW makes two more tensors of that size; under FSDP weights and gradients are divided too.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from toolkit.equation import equation
 from toolkit.errors import ToolkitError
 from toolkit.estimate.framework_memory import communicators
 from toolkit.estimate.memory_megatron import mixed_precision_bytes
-from toolkit.estimate.precision import value_bytes
+from toolkit.estimate.precision import optimizer_state_bytes, value_bytes
 from toolkit.estimate.states import Share, States
 from toolkit.model import ModelSpec
 from toolkit.numeric import Number, where
 from toolkit.strategy import Strategy
 from toolkit.workload import Precision, Workload
 
-ENGINES = ("default", "deepspeed", "nanotron")
+ENGINES = ("default", "deepspeed", "nanotron", "internevo")
 BUCKET = 5e8  # elements: reduce_bucket_size of ZeRO, MEMORY_OPT_ALLREDUCE_SIZE of the pipeline engine
 
 
@@ -46,7 +47,8 @@ def under_engine(workload: Workload, strategy: Strategy) -> bool:
     """Whether an engine of its own runs Megatron's layers; raises ToolkitError for one that is not known."""
     if workload.engine not in ENGINES:
         raise ToolkitError(f"unknown engine {workload.engine!r}", remedy=f"use one of {', '.join(ENGINES)}")
-    return workload.engine != "default" and strategy.framework == "megatron"
+    both = strategy.framework == "megatron" or (workload.engine == "internevo" and strategy.framework == "fsdp")
+    return workload.engine != "default" and both
 
 
 def engine_states(
@@ -60,6 +62,8 @@ def engine_states(
     experts_over = where(strategy.zero_stage > 0, expert_replicas, 1.0)
     if workload.engine == "nanotron":
         return _nanotron_states(workload, strategy, share, precision, over, experts_over)
+    if workload.engine == "internevo":
+        return _internevo_states(workload, strategy, share, over, experts_over)
     wide = workload.precision == "bf16"
     gradients = value + 4.0 if wide else value
     states = precision.master + precision.optimizer_states
@@ -102,6 +106,33 @@ def _nanotron_states(
         final=mixed_precision_bytes(share.trained, share.experts, value, 1.0, 1.0),
         backward=0.0,
         step=0.0,
+    )
+
+
+def _internevo_states(
+    workload: Workload, strategy: Strategy, share: Share, over: Number, experts_over: Number
+) -> States:
+    """16-bit weights and gradients, whole or divided by FSDP; the step's tensors are each one block of the shard.
+
+    Source: InternEvo ``solver/optimizer/hybrid_zero_optim.py``, ``_step``; ``train/pipeline.py`` (torch.optim.AdamW).
+    """
+    value = value_bytes(workload)
+    whole = where(strategy.zero_stage == 3, over, 1.0)
+    experts_whole = where(strategy.zero_stage == 3, experts_over, 1.0)
+    states = 4.0 + optimizer_state_bytes(workload.optimizer)
+    step = mixed_precision_bytes(share.trained, share.experts, value + 4.0 + 8.0, over, experts_over)
+    # FSDP gathers the weights of a layer and the next one, makes the gradients of one, and keeps its root gathered
+    gathered = where(strategy.zero_stage == 3, value * (3.0 * share.layer + share.root), 0.0)
+    return States(
+        parameters=mixed_precision_bytes(share.trained, share.experts, value, whole, experts_whole),
+        optimizer=mixed_precision_bytes(share.trained, share.experts, states, over, experts_over),
+        gradients=mixed_precision_bytes(share.trained, share.experts, value, whole, experts_whole),
+        buffers=0.0,
+        accumulated=0.0,
+        final=0.0,
+        backward=gathered,
+        step=step,
+        block=step,
     )
 
 

@@ -32,7 +32,8 @@ loss under Megatron    fused in recipes of NeMo, Megatron-Bridge and Megatron-Co
 overlap of dp          what the notes say; none for Megatron-LM and DeepSpeed's pipeline, gradients for InternEvo; else all
 sums of gradients      inside of their product; after it where DeepSpeed or InternEvo accumulate, and on cards before
                        Ampere, whose runs are older than the fused product
-engine (no column)     DeepSpeed's pipeline for Megatron-DeepSpeed and GPT-NeoX, nanotron's; else the framework's own
+engine (no column)     DeepSpeed's pipeline for Megatron-DeepSpeed and GPT-NeoX, nanotron's, InternEvo's; else the
+                       framework's own
 dropout (no column)    on for a GPT under Megatron-LM without rotary positions (its default is 0.1); else off
 =====================  ==============================================================================================
 """

@@ -230,7 +230,7 @@ def sums_of(words: str, framework: str, precision: str, optimizer: str) -> str:
     InternEvo keeps and reduces gradients in the type of the parameters (its hybrid_zero_optim.py). Megatron-LM sums in
     float32 for bf16 only (``--accumulate-allreduce-grads-in-fp32`` is off by itself with fp16).
     """
-    if framework != "megatron" or engine_of(words, framework) != "default":
+    if framework != "megatron" or engine_of(words, framework) == "deepspeed":
         return "default"
     if precision == "fp16":
         return "bf16" if re.search("megatron", words.casefold()) else "default"
@@ -255,6 +255,8 @@ def engine_of(words: str, framework: str) -> str:
     name = words.casefold()
     if framework == "megatron" and "nanotron" in name:
         return "nanotron"
+    if framework in ("megatron", "fsdp") and re.search("intern(evo|lm)", name):
+        return "internevo"
     both = "megatron" in name and "deepspeed" in name
     return "deepspeed" if framework == "megatron" and (both or "neox" in name) else "default"
 
