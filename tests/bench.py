@@ -1,7 +1,8 @@
 """``make bench``: candidates per second and the CPU time of planning, measured in one run.
 
 CPU time (user + system) of the whole ``toolkit`` process is the honest column on a busy machine;
-the least of a few runs is printed. Nothing here is asserted: a benchmark is not a timed test.
+the least of a few runs is printed. Nothing here is asserted: a benchmark is not a timed test. With
+``TOOLKIT_PEERS=DIR`` peers are measured beside it (tests/bench_peers.py).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests import bench_peers
 from toolkit.cli.request import build
 from toolkit.search.planner import search
 
@@ -53,6 +55,8 @@ def main() -> None:
     for params, gpus in SWEEPS:
         cpu, memory = cpu_seconds(toolkit, "plan", "--params", params, "--gpus", gpus)
         print(f"{params + ' on ' + gpus + ' GPUs':28} {cpu:7.3f} {memory:6.0f}")
+    for line in bench_peers.report():
+        print(line, flush=True)
 
 
 if __name__ == "__main__":
