@@ -1,8 +1,8 @@
 """Equations T10, T11, T26 and T27: the pipeline bubble, and layers beside the vocabulary.
 
 Symbols: ``F``, ``B`` and ``W`` seconds of a stage's forward pass, gradient of activations and gradient of weights
-for one micro batch, ``p`` stages, ``m`` micro batches, ``v`` virtual stages per GPU, ``t`` seconds of one stage for forward
-and backward of one micro batch. Source: Narayanan et al. 2021, arXiv 2104.04473, section 2.2. Left out:
+for one micro batch, ``p`` stages, ``m`` micro batches, ``v`` virtual stages per GPU, ``t`` seconds of one stage for
+forward and backward of one micro batch. Source: Narayanan et al. 2021, arXiv 2104.04473, section 2.2. Left out:
 DualPipe.
 """
 

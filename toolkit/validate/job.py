@@ -29,7 +29,8 @@ weights (no column)    bf16 for torchtune and where precision is "bf16-true"; el
 gradients (no column)  summed in bf16 in the benchmarks of NeMo and Megatron-Bridge and by InternEvo, in fp16 by
                        Megatron-LM in fp16; else the framework's own
 loss under Megatron    fused in recipes of NeMo, Megatron-Bridge and Megatron-Core, or as the notes say; else not
-overlap of dp          what the notes say; none for Megatron-LM and DeepSpeed's pipeline, gradients for InternEvo; else all
+overlap of dp          what the notes say; none for Megatron-LM and DeepSpeed's pipeline, gradients alone for
+                       InternEvo; else all
 sums of gradients      inside of their product; after it where DeepSpeed or InternEvo accumulate, and on cards before
                        Ampere, whose runs are older than the fused product
 engine (no column)     DeepSpeed's pipeline for Megatron-DeepSpeed and GPT-NeoX, nanotron's, InternEvo's; else the
