@@ -196,8 +196,9 @@ def tensor_overlap_of(words: str, sequence_parallel: bool) -> Literal["none", "b
 def data_overlap_of(words: str) -> Literal["none", "gradients", "all"]:
     """What of Megatron's data axis runs beside computation; what a name does not tell is taken as overlapped.
 
-    Megatron-LM's own default is to overlap nothing (``--overlap-grad-reduce`` turns it on). DeepSpeed's
-    pipeline engine reduces after its last backward pass (``_exec_reduce_grads`` in runtime/pipe/engine.py); InternEvo broadcasts parameters after the step (``overlap_sync_param=False`` in its configurations).
+    Megatron-LM's own default is to overlap nothing (``--overlap-grad-reduce`` turns it on). DeepSpeed's pipeline
+    engine reduces after its last backward pass (``_exec_reduce_grads`` in runtime/pipe/engine.py); InternEvo
+    broadcasts parameters after the step (``overlap_sync_param=False`` in its configurations).
     """
     if re.search("megatron", words.casefold()) and re.search("deepspeed", words.casefold()):
         return "none"
