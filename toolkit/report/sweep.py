@@ -121,7 +121,7 @@ def table(out: Console, sweep: dict[str, Any]) -> None:
 
 def _cells(row: dict[str, Any], priced: bool, timed: bool) -> list[str]:
     plan = row["plan"]
-    seconds, bars = plan["step"]["seconds"], plan["step"]["interval80"]
+    seconds, bars = plan["step"]["seconds"], plan["interval80"]["step"]
     cells = [
         f"{row['gpus']:,}",
         f"{plan['memory']['total_bytes'] / 2**30:.1f}" + ("!" if plan["verdict"] == "tight" else ""),
