@@ -6,7 +6,7 @@ from toolkit.equation import equation
 from toolkit.estimate.precision import eight_bit_weights, value_bytes
 from toolkit.estimate.states import Share, States
 from toolkit.model import ModelSpec
-from toolkit.numeric import Number, maximum, where
+from toolkit.numeric import Number, minimum, where
 from toolkit.strategy import Strategy
 from toolkit.workload import Precision, Workload
 
@@ -56,5 +56,5 @@ def megatron_states(
         backward=0.0,
         step=mixed_precision_bytes(share.trained, share.experts, step, over, experts_over),
         # the float32 gradient of the token table or the head is larger than any activation that was freed
-        block=step * maximum(share.largest / strategy.tp - share.layer, 0.0) / over,
+        block=step * minimum(share.largest / strategy.tp, share.root) / over,
     )
