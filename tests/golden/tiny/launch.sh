@@ -1,7 +1,8 @@
 #!/bin/bash
 # tiny: deepspeed zero2 dp2 mb2x2
 # for 1 x 2 cpu (local-cpu)
-# Written by toolkit 0.1.0: change the plan, not this file.
+# Written by toolkit 0.1.0 with calibration assumed:
+# change the plan, not this file.
 set -euo pipefail
 export OMP_NUM_THREADS=1
 export TOKENIZERS_PARALLELISM=false
