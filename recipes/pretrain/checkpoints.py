@@ -33,11 +33,7 @@ def save(plan: Plan, folder: Path, built: Built, step: int, keep: int) -> None:
     if first:
         target.mkdir(parents=True)
     torch.distributed.barrier()
-    strategy = get_default_save_sharded_strategy("torch_dist")
-    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    dist_checkpointing.save(
-        _state(plan, built, step), str(target), FullyParallelSaveStrategyWrapper(strategy, group), None
-    )
+    dist_checkpointing.save(_state(plan, built, step), str(target), save_strategy(), None)
     torch.distributed.barrier()
     if first:
         checkpoint.commit(target, facts(plan) | {"step": step})
@@ -51,7 +47,7 @@ def resume(plan: Plan, folder: Path, built: Built, rank: int) -> int:
     if name is None:
         return 0
     state = dist_checkpointing.load(_state(plan, built, 0, loading=True), str(folder / name), strict="raise_unexpected")
-    for key, chunk in zip(_keys(built), built.chunks, strict=True):
+    for key, chunk in zip(keys(built.chunks), built.chunks, strict=True):
         chunk.module.load_state_dict(state[key])
     with torch.no_grad():
         built.optimizer.load_state_dict(state["optimizer"])
@@ -82,8 +78,25 @@ def _newest(plan: Plan, folder: Path) -> str | None:
     return name
 
 
-def _keys(built: Built) -> list[str]:
-    return ["model"] if len(built.chunks) == 1 else [f"model{number}" for number in range(len(built.chunks))]
+def save_strategy() -> Any:
+    """The library's format, written by all ranks that hold a copy, each a share."""
+    strategy = get_default_save_sharded_strategy("torch_dist")
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    return FullyParallelSaveStrategyWrapper(strategy, group)
+
+
+def keys(chunks: list[Any]) -> list[str]:
+    """The names of the chunks in a state."""
+    return ["model"] if len(chunks) == 1 else [f"model{number}" for number in range(len(chunks))]
+
+
+def weights_state(chunks: list[Any]) -> dict[str, Any]:
+    """The sharded state of bare chunks, without an optimizer."""
+    metadata = {
+        "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
+        "singleton_local_shards": False,
+    }
+    return {key: chunk.sharded_state_dict(metadata=metadata) for key, chunk in zip(keys(chunks), chunks, strict=True)}
 
 
 def _state(plan: Plan, built: Built, step: int, loading: bool = False) -> dict[str, Any]:
@@ -97,7 +110,7 @@ def _state(plan: Plan, built: Built, step: int, loading: bool = False) -> dict[s
     # of the unwrapped models: the wrapper would put "module." before every name
     models = {
         key: chunk.module.sharded_state_dict(metadata=metadata)
-        for key, chunk in zip(_keys(built), built.chunks, strict=True)
+        for key, chunk in zip(keys(built.chunks), built.chunks, strict=True)
     }
     optimizer = built.optimizer.sharded_state_dict(dict(models), is_loading=loading, metadata=metadata)
     return {"step": step, **models, "optimizer": optimizer}

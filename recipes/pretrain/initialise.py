@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import re
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,26 +26,47 @@ INTO_RESIDUAL = ("linear_proj.weight", "linear_fc2")
 VOCABULARY = ("word_embeddings.weight", "output_layer.weight")
 
 
+# from a parameter's global name, its whole shape (vocabulary unpadded) and its device to its values
+Whole = Callable[[str, list[int], torch.device], torch.Tensor]
+
+
 def initialise(model: Any, config: Any, seed: int, vocab_size: int) -> None:
-    """Fill every parameter of one model chunk, before it is wrapped; ``vocab_size`` is the unpadded one."""
+    """Draw every parameter of one model chunk, before it is wrapped; ``vocab_size`` is the unpadded one."""
+    fill(model, config, vocab_size, lambda name, shape, device: _draw(name, shape, config, seed, device))
+
+
+def fill(model: Any, config: Any, vocab_size: int, whole: Whole) -> None:
+    """Give every parameter of one model chunk this rank's shard of ``whole(name, shape, device)``."""
     for name, parameter in model.named_parameters():
-        expert = ".experts." in f".{name}"
-        group_rank, group_size = _tensor_group(expert)
-        sharded = getattr(parameter, "tensor_model_parallel", False)
-        dimension = getattr(parameter, "partition_dim", -1)
+        group_rank, group_size = tensor_group(name)
+        sharded, dimension = partition(parameter)
         shape = list(parameter.shape)
         if sharded:
             shape[dimension] *= group_size
         rows = shape[0]
         if name.endswith(VOCABULARY):
             shape[0] = vocab_size
-        full = _draw(_global_name(name, model, config), shape, config, seed, parameter.device)
+        full = whole(global_name(name, model, config), shape, parameter.device)
         full = torch.nn.functional.pad(full, (0, 0) * (full.dim() - 1) + (0, rows - full.size(0)))
         if sharded:
-            gated = "linear_fc1.weight" in name and config.gated_linear_unit
-            halves = full.chunk(2, dimension) if gated else (full,)  # gate and up are split each on its own
+            halves = full.chunk(2, dimension) if is_pair(name, config) else (full,)
             full = torch.cat([half.chunk(group_size, dimension)[group_rank] for half in halves], dimension)
         parameter.data.copy_(full)
+
+
+def gather(name: str, parameter: Any, config: Any, vocab_size: int) -> torch.Tensor:
+    """The whole parameter again, for all ranks of its tensor-parallel group to call; the reverse of :func:`fill`."""
+    sharded, dimension = partition(parameter)
+    full = parameter.data
+    group = tensor_group_of(name)
+    if sharded and group.size() > 1:
+        shards = [torch.empty_like(full) for _ in range(group.size())]
+        torch.distributed.all_gather(shards, full.contiguous(), group=group)
+        if is_pair(name, config):
+            halves = zip(*(shard.chunk(2, dimension) for shard in shards), strict=True)
+            shards = [part for half in halves for part in half]
+        full = torch.cat(shards, dimension)
+    return full[:vocab_size] if name.endswith(VOCABULARY) else full
 
 
 def hide_padding(model: Any, vocab_size: int) -> None:
@@ -63,8 +85,34 @@ def hide_padding(model: Any, vocab_size: int) -> None:
     model.output_layer.register_forward_hook(mask)
 
 
-def _tensor_group(expert: bool) -> tuple[int, int]:
-    if expert:
+def is_expert(name: str) -> bool:
+    """Whether a parameter belongs to routed experts, whose ranks are other groups."""
+    return ".experts." in f".{name}"
+
+
+def is_pair(name: str, config: Any) -> bool:
+    """Whether a parameter is gate and up in one tensor: each of the two is split on its own."""
+    return "linear_fc1.weight" in name and config.gated_linear_unit
+
+
+def partition(parameter: Any) -> tuple[bool, int]:
+    """Whether tensor parallelism splits this parameter, and along which dimension."""
+    return getattr(parameter, "tensor_model_parallel", False), getattr(parameter, "partition_dim", -1)
+
+
+def tensor_group_of(name: str) -> Any:
+    """The tensor-parallel group that holds the shards of this parameter."""
+    expert = is_expert(name)
+    return (
+        parallel_state.get_expert_tensor_parallel_group()
+        if expert
+        else parallel_state.get_tensor_model_parallel_group()
+    )
+
+
+def tensor_group(name: str) -> tuple[int, int]:
+    """Rank in that group, and its size."""
+    if is_expert(name):
         return (
             parallel_state.get_expert_tensor_parallel_rank(),
             parallel_state.get_expert_tensor_parallel_world_size(),
@@ -72,7 +120,7 @@ def _tensor_group(expert: bool) -> tuple[int, int]:
     return parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_tensor_model_parallel_world_size()
 
 
-def _global_name(name: str, model: Any, config: Any) -> str:
+def global_name(name: str, model: Any, config: Any) -> str:
     """The parameter's name in the whole model: global layer and expert numbers, and one name for tied embeddings."""
     parts = name.split(".")
     if "layers" in parts:

@@ -33,14 +33,9 @@ def detect(plan: Plan) -> Machine:
 
     Raises ToolkitError where the plan is for GPUs and this process has none.
     """
-    for name, value in (("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "0"), ("RANK", "0"), ("WORLD_SIZE", "1")):
-        os.environ.setdefault(name, value)  # started without torchrun: one process
     if is_cpu(plan):
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the plan says CPUs, also on a machine that has GPUs
-        from recipes.pretrain import cpu_shim
-
-        cpu_shim.install()
-        return Machine(name="cpu", device="cpu", backend="gloo", transformer_engine=False, apex=False)
+        return on_cpu()
+    _alone()
     import torch
 
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -58,6 +53,21 @@ def detect(plan: Plan) -> Machine:
         transformer_engine=importlib.util.find_spec("transformer_engine") is not None,
         apex=importlib.util.find_spec("apex") is not None,
     )
+
+
+def on_cpu() -> Machine:
+    """Processors only, also on a machine that has GPUs. Imports torch."""
+    _alone()
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    from recipes.pretrain import cpu_shim
+
+    cpu_shim.install()
+    return Machine(name="cpu", device="cpu", backend="gloo", transformer_engine=False, apex=False)
+
+
+def _alone() -> None:
+    for name, value in (("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "0"), ("RANK", "0"), ("WORLD_SIZE", "1")):
+        os.environ.setdefault(name, value)  # started without torchrun: one process
 
 
 def transformer_settings(machine: Machine, wanted: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,9 @@ LEFT_TO_US: dict[str, Any] = dict.fromkeys(
 )
 
 
+Start = Callable[[list[Any], Any], None]  # gives unwrapped chunks, built from this configuration, their weights
+
+
 @dataclass
 class Built:
     """What a training loop needs; ``chunks`` has one model per virtual pipeline stage."""
@@ -50,18 +54,15 @@ class Built:
     notes: list[str]
 
 
-def build(core: CoreConfig, machine: Machine, vocab_size: int) -> Built:
+def build(core: CoreConfig, machine: Machine, vocab_size: int, weights: Start | None = None) -> Built:
     """Process groups, model, wrappers and optimizer, in the order that the library needs them.
 
     ``vocab_size`` is the model's own; ``core.model["vocab_size"]`` is padded for the tensor-parallel size.
+    ``weights`` fills the chunks; without it their weights are drawn.
     """
     parallel_state.initialize_model_parallel(**core.parallel)
     tensor_parallel.model_parallel_cuda_manual_seed(core.training.seed)
-    settings, notes = transformer_settings(machine, core.transformer)
-    config = TransformerConfig(**_values(settings), **LEFT_TO_US)
-    if not machine.transformer_engine:
-        _repair_router()
-    chunks = [_chunk(core, config, machine, vocab_size, stage) for stage in _stages(core)]
+    chunks, config, notes = bare(core, machine, vocab_size, weights)
     wrapped = [Float16Module(config, chunk) if config.bf16 or config.fp16 else chunk for chunk in chunks]
     ddp = DistributedDataParallelConfig(**core.ddp)
     models = [
@@ -81,6 +82,23 @@ def build(core: CoreConfig, machine: Machine, vocab_size: int) -> Built:
     if ddp.overlap_grad_reduce:
         _overlap(config, models)
     return Built(models, optimizer, notes)
+
+
+def bare(
+    core: CoreConfig, machine: Machine, vocab_size: int, weights: Start | None = None
+) -> tuple[list[Any], Any, list[str]]:
+    """The unwrapped chunks of this rank, their configuration, and what differs from the file on this machine."""
+    settings, notes = transformer_settings(machine, core.transformer)
+    config = TransformerConfig(**_values(settings), **LEFT_TO_US)
+    if not machine.transformer_engine:
+        _repair_router()
+    chunks = [_chunk(core, config, machine, vocab_size, stage) for stage in _stages(core)]
+    if weights is None:
+        for chunk in chunks:
+            initialise(chunk, config, core.training.seed, vocab_size)
+    else:
+        weights(chunks, config)
+    return chunks, config, notes
 
 
 def _values(section: dict[str, Any]) -> dict[str, Any]:
@@ -108,7 +126,6 @@ def _chunk(core: CoreConfig, config: Any, machine: Machine, vocab_size: int, sta
         vp_stage=stage,
         **core.model,
     )
-    initialise(model, config, core.training.seed, vocab_size)
     if model.post_process:
         hide_padding(model, vocab_size)
     return model if machine.device == "cpu" else model.cuda()

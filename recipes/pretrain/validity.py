@@ -23,6 +23,7 @@ UNEVEN_SPLITS = (
     "account_for_embedding_in_pipeline_split",
     "account_for_loss_in_pipeline_split",
 )
+EP = "expert_model_parallel_size"
 UNSUPPORTED = ("multi_latent_attention", "fp8", "fp4", "mtp_num_layers")
 
 
@@ -30,7 +31,7 @@ def check(plan: Plan, core: CoreConfig, world_size: int) -> None:
     """Raise ToolkitError with every problem of this plan, this file and this number of processes."""
     with Problems() as problems:
         _degrees(problems, plan, core, world_size)
-        _shapes(problems, core)
+        shapes(problems, core)
         _pipeline(problems, plan, core)
         _names(problems, core)
 
@@ -76,7 +77,8 @@ def _degrees(problems: Problems, plan: Plan, core: CoreConfig, world_size: int) 
             problems.add(f"optimizer.{key} and ddp.{key} differ", "set both to the same value")
 
 
-def _shapes(problems: Problems, core: CoreConfig) -> None:
+def shapes(problems: Problems, core: CoreConfig) -> None:
+    """What the degrees must divide, and what this program does not build."""
     shape, sequence = core.transformer, core.training.sequence_length
     tp, cp = (core.parallel.get(f"{axis}_parallel_size") or 1 for axis in ("tensor_model", "context"))
     heads = shape.get("num_attention_heads") or 1
@@ -87,6 +89,7 @@ def _shapes(problems: Problems, core: CoreConfig) -> None:
         ("transformer.num_attention_heads", heads, "num_query_groups", groups),
         ("model.vocab_size", core.model.get("vocab_size") or 0, "tp", tp),
         ("transformer.ffn_hidden_size", feed_forward, "tp", tp),
+        ("transformer.num_moe_experts", shape.get("num_moe_experts") or 0, "ep", shape.get(EP) or 1),
         ("training.sequence_length", sequence, "2 cp" if cp > 1 else "cp", 2 * cp if cp > 1 else 1),
         ("training.sequence_length", sequence, "tp x cp", tp * cp if shape.get("sequence_parallel") else 1),
     ]
@@ -110,7 +113,8 @@ def _shapes(problems: Problems, core: CoreConfig) -> None:
             )
 
 
-def _pipeline(problems: Problems, plan: Plan, core: CoreConfig) -> None:
+def stages(problems: Problems, core: CoreConfig) -> None:
+    """Layers must fill the pipeline's stages."""
     shape, layers = core.transformer, core.transformer.get("num_layers") or 0
     pp = core.parallel.get("pipeline_model_parallel_size") or 1
     virtual = core.parallel.get("virtual_pipeline_model_parallel_size") or 1
@@ -119,6 +123,13 @@ def _pipeline(problems: Problems, plan: Plan, core: CoreConfig) -> None:
             f"transformer.num_layers {layers} is not a multiple of pp x virtual stages {pp * virtual}",
             "choose another pipeline size",
         )
+
+
+def _pipeline(problems: Problems, plan: Plan, core: CoreConfig) -> None:
+    stages(problems, core)
+    shape = core.transformer
+    pp = core.parallel.get("pipeline_model_parallel_size") or 1
+    virtual = core.parallel.get("virtual_pipeline_model_parallel_size") or 1
     if virtual == 1:
         return
     if pp == 1:

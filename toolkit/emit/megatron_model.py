@@ -136,9 +136,13 @@ def grouped_gemm(plan: Plan) -> bool:
 
 
 def window(plan: Plan) -> tuple[int, int] | None:
-    """Sliding window to the left, where it is shorter than the sequence and so has an effect."""
+    """Sliding window to the left, where it is shorter than the sequence and so has an effect.
+
+    ``sliding_window`` of a config.json counts the query's own key, megatron-core's window the keys before it
+    (transformer/utils.py:38: a window of 0 would leave the diagonal).
+    """
     size = plan.model.sliding_window
-    return (size, 0) if 0 < size < plan.workload.sequence_length else None
+    return (size - 1, 0) if 0 < size < plan.workload.sequence_length else None
 
 
 def positions(plan: Plan) -> int:

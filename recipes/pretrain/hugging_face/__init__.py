@@ -1,0 +1,1 @@
+"""Hugging Face checkpoints in and out of megatron-core models: names, configurations, files, and the transfer."""
