@@ -17,6 +17,7 @@ def output_of(command: str) -> str:
     argv = [sys.executable, "-m", *command.split()]
     done = subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, check=False)
     text = done.stdout + done.stderr
+    assert "Traceback" not in text, text
     text = re.sub(r"( candidates) in [0-9.]+ s;", r"\1;", text)
     lines = [line.rstrip() for line in text.splitlines()]
     return "\n".join(line for line in lines if line) + "\n"
@@ -28,4 +29,7 @@ def rendered(text: str) -> str:
 
 
 if __name__ == "__main__":
+    from tests import scoreboard
+
     README.write_text(rendered(README.read_text()))
+    scoreboard.PAGE.write_text(scoreboard.rendered(scoreboard.PAGE.read_text()))
