@@ -12,7 +12,7 @@ export TORCH_EXTENSIONS_DIR := $(CURDIR)/.torch_extensions
 help:
 	@echo "make demo   install, plan, emit, and train a tiny model on 2 CPU ranks with DeepSpeed ZeRO-2"
 	@echo "make test   install what is missing (Debian packages too) and run every test"
-	@echo "make bench  candidates per second and CPU time of planning"
+	@echo "make bench  candidates per second and CPU time of planning (TOOLKIT_PEERS=DIR: other planners beside it)"
 	@echo "make lint types test-fast test-cluster golden clean"
 
 install: $(STAMP)

@@ -48,6 +48,8 @@ SHARED = {
     "sequence-parallel",
     "no-sequence-parallel",
     "recompute",
+    "recompute-layers",
+    "cp-method",
     "offload",
 }
 OPTIONS = {
