@@ -293,6 +293,22 @@ def test_offload_costs_copies_and_host_time() -> None:
     assert 0.0 < seconds[1][1] < seconds[2][1]
 
 
+def test_zero3_waits_for_the_hooks_of_its_modules() -> None:
+    """Of tiny layers the host is the slower one, and under ZeRO-3 it fetches and releases every module besides."""
+    tiny = gpt(12, 256, 4, 512)
+    two, three = (
+        timed(
+            tiny,
+            cluster(8),
+            Workload(sequence_length=128, global_batch_size=8),
+            Strategy(framework="deepspeed", dp=8, dp_shard=8, zero_stage=stage),
+        )[1]
+        for stage in (2, 3)
+    )
+    hooks = 12 * 2 * CALIBRATION["host_layer_seconds_zero3"]
+    assert three.compute_seconds - two.compute_seconds == pytest.approx(hooks)
+
+
 def test_losses_for_the_logs_pass_over_the_logits() -> None:
     """Two more cross entropies of 128,256 logits in float32: 2 x 3.5 passes for every token."""
     strategy = Strategy(framework="fsdp", dp=8, dp_shard=8, zero_stage=3, micro_batch_size=8)

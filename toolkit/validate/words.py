@@ -8,9 +8,12 @@ from typing import Literal, NamedTuple
 GB = 1e9
 BITS_PER_BYTE = 8.0
 
-_MEGATRON = r"megatron|mcore|nemo(?!.*automodel)|nanotron|intern(evo|lm)|hai-llm"
-_JAX = r"maxtext|pax|\bjax\b"
-_TORCH = r"fsdp|torchtitan|torchtune|automodel|composer|foundry|litgpt|fabric|llama-factory"
+_MEGATRON = r"megatron|mcore|nemo(?!.*automodel)|nanotron|intern(evo|lm)|hai-llm|neox"
+_JAX = r"maxtext|pax|\bjax\b|levanter|easylm|\bt5x\b"
+_TORCH = (
+    r"fsdp|torchtitan|torchtune|automodel|composer|foundry|litgpt|fabric|llama-factory|axolotl|unsloth|xtuner|ms-swift"
+    r"|hugging ?face|transformers\b|\btrainer|\baccelerate\b|lightning|\bolmo\b|\btrl\b|\bpeft\b"
+)
 # frameworks whose published recipes shard the optimizer and use sequence parallelism without saying so
 _RECIPE_DEFAULTS = r"nemo|megatron-bridge"
 _COMPOSER = r"composer|foundry"
