@@ -35,6 +35,9 @@ class Tables(NamedTuple):
     """Prefix sums over layers (entry ``i`` is the sum of layers before ``i``) and what a stage adds at its ends."""
 
     counted: ModelParameters
+    megatron: (
+        bool  # Megatron's layers, also under another framework's sharding: tensor parallelism cuts the token table
+    )
     layers: int
     uniform: bool
     sharded: Prefix
@@ -87,6 +90,7 @@ def _tables(model: ModelSpec, workload: Workload, framework: str) -> Tables:
     adapters = 0 if workload.method == "full" else lora_parameters(model, workload.lora_rank, workload.lora_targets)
     return Tables(
         counted=counted,
+        megatron=framework == "megatron" or workload.kernels == "megatron",
         layers=len(letters),
         uniform=len(kinds) == 1 and len({layer.total for layer in counted.layers}) <= 1,
         sharded=_prefix([layer.sharded for layer in counted.layers]),

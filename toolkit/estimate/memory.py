@@ -91,7 +91,7 @@ def stage_memory(
 
 def stage_share(model: ModelSpec, strategy: Strategy, table: Tables, stage: Stage) -> Share:
     """Parameters of a stage on one rank of the tensor and expert axes."""
-    counted, megatron = table.counted, strategy.framework == "megatron"
+    counted, megatron = table.counted, table.megatron
     rows = padded_vocabulary(model.vocab_size, strategy.framework, strategy.tp)
     vocabulary = 1.0 * rows / model.vocab_size
     # Megatron cuts the token table, DeepSpeed's tensor parallelism leaves it whole; both cut the head

@@ -6,6 +6,7 @@ framework     precision                parameters  gradients  master  optimizer 
 ddp, fsdp     bf16 or fp16 (autocast)  4           4          0       8
 deepspeed     bf16, fp16               2           2          4       8
 megatron      bf16, fp16, fp8          2           4          4       8
+megatron      fp8 weights alone        1 + 1       4          4       8
 ddp, fsdp     bf16 weights (pure)      2           2          0       4
 deepspeed     bf16 master (pure)       2           2          2       4
 any           fp32                     4           4          0       8
@@ -14,7 +15,9 @@ any           fp32                     4           4          0       8
 Sources: accelerate 1.15 keeps float32 parameters under DDP and casts trainable parameters to float32 for FSDP2;
 a model that is bf16 as a whole has gradients and torch.optim states of its own type; DeepSpeed 0.19.8
 ``runtime/zero/stage_1_and_2.py`` and ``stage3.py``; megatron-core 0.16.1 ``distrib_optimizer.py`` (6 + 12
-bytes, as ``theoretical_memory_usage.py`` of Megatron-LM). Optimizer states: AdamW 8; 8-bit AdamW 2 and a
+bytes, as ``theoretical_memory_usage.py`` of Megatron-LM; 8-bit matrices and their transposes, beside the 16-bit ones
+unless ``fp8_param_gather`` leaves those out). What other engines keep around Megatron's layers stands in
+:mod:`toolkit.estimate.memory_pipeline_engine`. Optimizer states: AdamW 8; 8-bit AdamW 2 and a
 float32 scale per 256 values and state (bitsandbytes, blockwise); SGD with momentum 4; Muon one float32 momentum
 for hidden matrices and AdamW for the rest (the share is an argument).
 """
