@@ -69,8 +69,9 @@ def test_groups_and_their_names() -> None:
     assert set(summary["by_source"]) == {"tests", "other"}
     assert set(summary["by_accelerator"]) == {"h100-sxm5-80gb", "h200-sxm-141gb"}
     assert set(summary["by_framework"]) == {"megatron"}
+    assert (summary["all"]["scored"], summary["by_source"]["other"]["scored"]) == (6, 3)
     assert summary["all"]["step_time"]["rows"] == 6 and summary["by_source"]["other"]["step_time"]["rows"] == 3
-    assert set(summary["all"]) == {"step_time", "peak_memory", "verdicts", "skipped"}
+    assert set(summary["all"]) == {"scored", "step_time", "peak_memory", "verdicts", "skipped"}
 
 
 def test_skipped_rows_count_where_they_belong() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from toolkit.cli.intervals import intervals_of
 from toolkit.cli.plans import expected
 from toolkit.cli.request import Asked
 from toolkit.equation import trace
@@ -13,6 +14,7 @@ from toolkit.estimate.host import host_memory
 from toolkit.estimate.memory import memory
 from toolkit.estimate.parameters import count_parameters
 from toolkit.estimate.step import step
+from toolkit.estimates import Estimate
 from toolkit.plan import Plan
 from toolkit.report import terminal
 from toolkit.units import format_bytes, format_count, format_seconds
@@ -51,6 +53,12 @@ def explain_plan(out: Any, asked: Asked, plan: Plan) -> None:
     terminal.axes(out, sent)
 
     show("failures and checkpoints", expected, asked, plan.strategy.framework, plan.step.seconds)
+
+    estimate = Estimate(
+        memory=plan.memory, host_memory=plan.host_memory, communication=plan.communication, step=plan.step
+    )
+    parameters = (plan.total_parameters, plan.active_parameters)
+    show("80 % intervals of step and memory", intervals_of, asked.calibration.name, parameters, arguments, estimate)
 
     title = "time of a step: likely, with perfect overlap (fraction 1) and with none (fraction 0)"
     show(title, step, *arguments, sent, asked.calibration)

@@ -29,7 +29,7 @@ SHOWN = 3  # sources named beside an interval
 class Likeness(NamedTuple):
     """Weighted residuals for one job, the distance of the nearest run, and each source's nearest."""
 
-    residuals: list[tuple[float, float]]  # |residual|, weight; ordered by the first
+    residuals: tuple[tuple[float, float], ...]  # |residual|, weight; ordered by the first
     nearest: float
     sources: list[tuple[float, Run]]  # nearest first
 
@@ -123,7 +123,7 @@ def likeness(
     for _, weight, of in kept:
         totals[of] += weight
     factors = {of: share / totals[of] for of, share in shares.items()}
-    return Likeness([(size, weight * factors[of]) for size, weight, of in kept], sources[0][0], sources)
+    return Likeness(tuple((size, weight * factors[of]) for size, weight, of in kept), sources[0][0], sources)
 
 
 def width_of(found: Likeness, residuals: Residuals) -> float:

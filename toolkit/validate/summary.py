@@ -35,6 +35,7 @@ def statistics(timed: Sequence[Score], held: Sequence[Score], skipped: Sequence[
     fits = [each for each in judged if each.verdict == "fits"]
     contradicted = sum(each.outcome == "OOM" for each in fits)
     return {
+        "scored": len({id(each) for each in (*timed, *held)}),
         "step_time": _errors([(s, seconds, s.time_bar) for s in timed if (seconds := _seconds(s)) is not None]),
         "peak_memory": _errors([(s, held_, s.memory_bar) for s in held if (held_ := _bytes(s)) is not None]),
         "verdicts": {
