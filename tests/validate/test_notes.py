@@ -136,3 +136,24 @@ def test_how_tokens_travel_to_experts_and_what_graphs_hold(
     assert isinstance(found, Job)
     work = found.workload
     assert (work.expert_dispatch, work.expert_overlap, work.cuda_graphs) == (dispatch, overlap, graphs)
+
+
+def test_a_teacher_beside_the_model_is_left_out() -> None:
+    found = noted("CI test gpt3_mcore_te_tp2_pp1_modelopt_distill_resume")
+    assert isinstance(found, Skip) and "distillation" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("text", "schedule", "vocabulary"),
+    [
+        ("schedule ZB-2p; 14.5 samples/GPU/s", "zb-2p", "ends"),
+        ("schedule ZB-V; x", "zb-v", "ends"),
+        ("method vocab-2: vocab layers sharded over pipeline ranks", "1f1b", "spread"),
+        ("method interlaced: interlaced pipeline, TP-style vocab layers", "1f1b", "interlaced"),
+        ("method redis: 1F1B with layers redistributed away from last stage", "1f1b", "balanced"),
+    ],
+)
+def test_schedules_reach_the_strategy(text: str, schedule: str, vocabulary: str) -> None:
+    found = noted(text)
+    assert isinstance(found, Job)
+    assert (found.strategy.schedule, found.strategy.vocabulary) == (schedule, vocabulary)
