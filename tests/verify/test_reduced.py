@@ -8,8 +8,8 @@ import pytest
 from tests.plans import DEEPSEEK_V2_LITE, DGX, LLAMA_8B, LLAMA_70B, plan
 from toolkit import plan as plans
 from toolkit.errors import ToolkitError
+from toolkit.estimate.partition import fullest_rank
 from toolkit.registry.calibrations import load_calibration
-from toolkit.verify.deepspeed import fullest_rank
 from toolkit.verify.predicted import ranks
 from toolkit.verify.reduced import micro_batches, reduced, with_layers
 from toolkit.verify.run import relative_error
@@ -69,10 +69,10 @@ def test_impossible_layers_are_refused(layers: int, words: str) -> None:
 
 
 def test_the_fullest_rank() -> None:
-    assert fullest_rank([20, 60, 20], 4) == 0  # shares of 25: the first and the last touch 80 each
-    assert fullest_rank([10, 60, 30], 4) == 2  # 70, 60, 90, 30
-    assert fullest_rank([50, 10, 40], 5) == 2
-    assert fullest_rank([100], 4) == 0
+    assert fullest_rank((20.0, 60.0, 20.0), 4) == 0  # shares of 25: the first and the last touch 80 each
+    assert fullest_rank((10.0, 60.0, 30.0), 4) == 2  # 70, 60, 90, 30
+    assert fullest_rank((50.0, 10.0, 40.0), 5) == 2
+    assert fullest_rank((100.0,), 4) == 0
 
 
 def test_relative_error() -> None:

@@ -202,6 +202,8 @@ def _data_group(
     gather_bytes = layers * ring_bytes(size, weights)
     near = group(net, where(s.hpz > 1, s.hpz, size), stride)
     dead = 1.0 - min(1.0, MAX_LIVE_PARAMETERS / work.total_parameters)
+    if work.trained_fraction < 1.0:  # the backward pass of a frozen base ends before the embedding
+        dead = max(dead - work.embedding_parameters / work.total_parameters, 0.0)
     again = dead * layers * all_gather_seconds(net, near, weights)
     again_bytes = dead * layers * ring_bytes(near.size, weights)
     # after the step stages 1 and 2 gather what was trained, stage 3 gathers everything for each pass

@@ -32,7 +32,7 @@ def process_bytes(ranks: float, bytes_per_process: float) -> float:
     return ranks * bytes_per_process
 
 
-@equation("M17", "r*(P/W*(b + 4 + 4 + s + [parameters]*b)*pin + b*n_max + [m > 1, stage < 3]*b*G_r)")
+@equation("M17", "r*(P/W*(b + 4 + 4 + s + [parameters]*b)*pin + [stage < 3]*b*n_max + [m > 1, stage 2]*b*G_r)")
 def offload_bytes(
     ranks: float,
     shard: Number,
@@ -88,12 +88,17 @@ def host_memory(
     ranks = 1.0 * min(cluster.gpus_per_node, cluster.num_gpus)
     return HostMemoryEstimate(
         process_bytes=process_bytes(ranks, calibration["host_process_bytes"]),
-        offload_bytes=_offload(workload, strategy, calibration, table, ranks),
+        offload_bytes=_offload(workload, strategy, calibration["pinned_overhead"], table, ranks),
         loading_bytes=_loading(workload, strategy, table, ranks),
     )
 
 
-def _offload(workload: Workload, strategy: Strategy, calibration: Calibration, table: Tables, ranks: float) -> Number:
+def offloaded_bytes(model: ModelSpec, workload: Workload, strategy: Strategy) -> Number:
+    """What one rank offloads, without what the pinned allocator adds by rounding."""
+    return _offload(workload, strategy, 1.0, tables(model, workload, strategy.framework), 1.0)
+
+
+def _offload(workload: Workload, strategy: Strategy, pinned: float, table: Tables, ranks: float) -> Number:
     total = 1.0 * table.counted.total
     trained = 1.0 * (table.adapters or table.counted.total)
     precision = state_precision(workload, strategy.framework)
@@ -101,19 +106,22 @@ def _offload(workload: Workload, strategy: Strategy, calibration: Calibration, t
     world = 1.0 * strategy.dp * strategy.cp
     # float32 gradients and master copy; FSDP's parameters are the master copy
     per_parameter = precision.optimizer_states + 4.0 + (value if strategy.framework == "fsdp" else value + 4.0)
-    parameters_too = where(strategy.offload == 2, value * total / world, 0.0)
-    largest = minimum(1.0 * table.counted.largest_tensor, trained)
+    moved = value_bytes(workload) * (total - trained) if strategy.framework == "fsdp" else value * total
+    parameters_too = where(strategy.offload == 2, moved / world, 0.0)
     accumulated: Number = 0.0
-    if strategy.framework == "deepspeed":  # gradients of whole tensors wait on the host for the next micro batch
-        waiting = (strategy.zero_stage < 3) & (strategy.gradient_accumulation_steps > 1)
+    copy_buffer: Number = 0.0
+    if strategy.framework == "deepspeed":  # at stage 2 gradients of whole tensors wait on the host for the next one
+        largest = minimum(1.0 * table.counted.largest_tensor, trained)
+        copy_buffer = where(strategy.zero_stage < 3, value * largest, 0.0)
+        waiting = (strategy.zero_stage == 2) & (strategy.gradient_accumulation_steps > 1)
         touching = minimum(trained, fullest_partition(table.tensors, strategy.dp * strategy.cp * strategy.tp))
         accumulated = where(waiting, value * touching, 0.0)
     states = offload_bytes(
         ranks,
         trained / world,
         per_parameter,
-        calibration["pinned_overhead"],
-        value * largest + parameters_too * calibration["pinned_overhead"],
+        pinned,
+        copy_buffer + parameters_too * pinned,
         accumulated,
     )
     over = where(strategy.zero_stage > 0, world, 1.0)

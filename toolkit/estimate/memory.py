@@ -131,7 +131,7 @@ def _peak(
     at_loss = maximum(states.loss, kept.loss_workspace + states.loss_backward)
     at_layer = maximum(kept.recomputed + end, states.head) - kept.logits
     beyond_logits = maximum(at_loss, at_layer)
-    start = kept.kept + kept.logits + beyond_logits
+    start = kept.kept + kept.logits + beyond_logits + states.casts
     gradients = gradients_beyond_activations(
         states.accumulated, states.final, start, end, strategy.gradient_accumulation_steps
     )
@@ -142,7 +142,7 @@ def _peak(
     dynamic = start + gradients + maximum(temporaries - states.block, 0.0)
     anew = engine + maximum(states.block - temporaries, 0.0)
     return MemoryEstimate(
-        parameters_bytes=states.parameters,
+        parameters_bytes=states.parameters + states.casts,
         gradients_bytes=states.gradients + gradients,
         optimizer_bytes=states.optimizer,
         activations_bytes=kept.kept + (beyond_logits - gathering),

@@ -122,7 +122,8 @@ def deepspeed_states(
     final = where(stage == 0, first_copy + added, where(stage == 1, last, accumulated))
     handed = where(stage == 0, first_copy, where((stage == 1) & wide, first_copy, where(stage == 3, 0.0, partitioned)))
     on_host = value * minimum(share.largest, trained)  # the buffer that each gradient is copied through
-    accumulated = where(offload > 0, 0.0, accumulated)
+    # stage 1 moves gradients to the host after the last micro batch only
+    accumulated = where((offload > 0) & (stage > 1), 0.0, accumulated)
     final = where(offload > 0, 0.0, final)
 
     buffers, backward = _buffers(model, strategy, share, trained, value, on_host)

@@ -55,11 +55,14 @@ def ddp_states(model: ModelSpec, workload: Workload, strategy: Strategy, share: 
     trained = share.trained + share.experts
     value = value_bytes(workload)
     base = value * (share.frozen - share.packed) + NF4_BYTES * share.packed
-    casts = autocast_bytes(maximum(trained - share.small, 0.0)) if value < precision.parameters else 0.0
+    # a look-up in the token table casts nothing; a head that is tied to it does
+    table = share.root - share.tail if workload.method == "full" else 0.0
+    matrices = maximum(trained - share.small - table, 0.0)
+    casts = autocast_bytes(matrices) if value < precision.parameters else 0.0
     gradients = precision.gradients * trained
     last = minimum(share.largest, trained)  # the embedding's gradient is whole before it is added to the others
     return States(
-        parameters=precision.parameters * trained + base + casts,
+        parameters=precision.parameters * trained + base,
         optimizer=(precision.master + resident_states(workload, precision)) * trained,
         gradients=0.0,
         buffers=where(strategy.dp * strategy.cp > 1, gradients, 0.0),
@@ -68,6 +71,7 @@ def ddp_states(model: ModelSpec, workload: Workload, strategy: Strategy, share: 
         backward=0.0,
         step=gradients + unfused_bytes(workload, precision) * trained,
         handed=gradients,
+        casts=casts,
     )
 
 

@@ -37,6 +37,7 @@ class States(NamedTuple):
     transient gradients that wait for the step, once what was only needed to reduce them is gone. ``block`` is
     the part of ``step`` in single tensors larger than an activation: freed memory has no block for them, so the
     allocator takes them anew.
+    ``casts`` are copies of parameters that live from the forward pass to their layer's backward.
     """
 
     parameters: Number
@@ -52,3 +53,4 @@ class States(NamedTuple):
     head: Number = 0.0
     handed: Number = 0.0
     block: Number = 0.0
+    casts: Number = 0.0

@@ -14,6 +14,7 @@ from toolkit.search.request import Request
 from toolkit.strategy import Strategy
 from toolkit.units import format_bytes
 
+ESTIMATOR_MARGIN = 1.5  # additional_buffer_factor of DeepSpeed's estimate_zero3_model_states_mem_needs
 LARGE_LOGITS = 0.1  # share of the peak from which the logits are worth a word
 LARGE_ATTENTION = 0.2  # share of the model FLOP from which the convention of MFU is worth a word
 LITTLE_USE = 0.1  # MFU below which most of what is paid for waits
@@ -99,9 +100,12 @@ def _host(request: Request, choice: Choice) -> str:
     )
     if loading or choice.strategy.framework != "deepspeed":
         return words
-    s, cluster = choice.strategy, request.cluster
-    shard = count_parameters(request.model).total / (1.0 * s.dp * s.tp)
+    s, cluster, total = choice.strategy, request.cluster, count_parameters(request.model).total
+    if s.zero_stage == 3:
+        each = ESTIMATOR_MARGIN * (18.0 if s.offload == 2 else 16.0)
+        words += f" (DeepSpeed's own estimator, with its margin: {format_bytes(each * total / cluster.nodes)})"
     ranks = float(min(cluster.gpus_per_node, cluster.num_gpus))
+    shard = total / (1.0 * s.dp * s.tp)
     buffers = swap_buffer_bytes(ranks, shard, float(defaults.SUB_GROUP_SIZE), float(defaults.SWAP_BUFFERS))
     return (
         f"{words}; NVMe in its place still needs {format_bytes(buffers)} for its buffers ({defaults.SWAP_BUFFERS} of a "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -46,10 +46,18 @@ def leaves(value: Any) -> Iterator[torch.Tensor]:
         yield from leaves(value.flat_partition)
 
 
+def states(engine: Any) -> list[torch.Tensor]:
+    """Master copies, their gradients, and the moments of the optimizer inside the engine."""
+    inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
+    master = [tensor for name in MASTER for tensor in leaves(getattr(engine.optimizer, name, None))]
+    gradients = [tensor.grad for tensor in master if tensor.grad is not None]
+    moments = [tensor for state in getattr(inner, "state", {}).values() for tensor in leaves(state)]
+    return master + gradients + moments
+
+
 def holders(engine: Any) -> dict[str, list[torch.Tensor]]:
     """The engine's tensors by part."""
     optimizer = engine.optimizer
-    inner = getattr(optimizer, "optimizer", optimizer)
     parameters = list(engine.module.parameters())
 
     def named(names: tuple[str, ...]) -> list[torch.Tensor]:
@@ -59,6 +67,7 @@ def holders(engine: Any) -> dict[str, list[torch.Tensor]]:
     second = [tensor for p in parameters for tensor in leaves(getattr(p, "ds_secondary_tensor", None))]
     master = named(MASTER)
     buckets = [bucket.buffer for bucket in getattr(optimizer, "ipg_buckets", {}).values()]
+    buckets.append(getattr(optimizer, "temp_grad_buffer_for_gpu_offload", None))
     whole = [parameter.data for parameter in parameters]
     gradients = [p.grad for p in parameters if p.grad is not None]
     accumulated = [tensor for p in parameters for tensor in leaves(getattr(p, "grad_accum", None))]
@@ -67,14 +76,14 @@ def holders(engine: Any) -> dict[str, list[torch.Tensor]]:
         "parameters": named(FLAT_PARAMETERS) + sharded + ([] if sharded else whole),
         "secondary": second,
         "gathered": whole if sharded else [],
-        "optimizer": master + [tensor for state in getattr(inner, "state", {}).values() for tensor in leaves(state)],
         "gradients": gradients + accumulated + named(GRADIENTS) + [t.grad for t in master if t.grad is not None],
+        "optimizer": states(engine),
     }
 
 
-def bytes_by_part(parts: dict[str, list[torch.Tensor]]) -> dict[str, int]:
-    """Bytes of distinct storages, each counted for the first part that holds it."""
-    seen: set[int] = set()
+def bytes_by_part(parts: dict[str, list[torch.Tensor]], elsewhere: Iterable[int] = ()) -> dict[str, int]:
+    """Bytes of distinct storages, each counted for the first part that holds it; not those that are elsewhere."""
+    seen = set(elsewhere)
     counted = {}
     for name, tensors in parts.items():
         counted[name] = 0

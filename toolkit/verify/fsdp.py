@@ -10,33 +10,45 @@ import contextlib
 import os
 import sys
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from toolkit.emit import accelerate as emitted
 from toolkit.errors import ToolkitError
 from toolkit.plan import Plan
 from toolkit.verify import job
 
+if TYPE_CHECKING:
+    from toolkit.verify.pinned import Pinned
+
 
 def count(plan: Plan, kind: str, rank: int) -> job.Answer:
     """Bytes by part and collectives of one rank."""
-    from toolkit.verify.hugging_face import causal_model, configuration, require_whole_training
+    from toolkit.verify.adapters import with_adapters
+    from toolkit.verify.hugging_face import DTYPES, causal_model, configuration, require_runnable
 
     emitted.config(plan)  # refuses what accelerate would, or would run otherwise
-    require_whole_training(plan)
+    require_runnable(plan)
     if plan.workload.precision == "fp8":
         raise ToolkitError("FSDP2 with fp8 is not dry-run", remedy="verify the plan with --precision bf16")
     shape, s = configuration(plan), plan.strategy
     import torch
 
     from toolkit.verify import fake
+    from toolkit.verify.pinned import Pinned
 
+    pinned = Pinned()
+    if s.offload:
+        torch.Tensor.pin_memory = lambda tensor, *_: pinned.pin(tensor)  # type: ignore[method-assign, assignment]
     fake.process_group(rank, s.dp)
     mesh = _mesh(s.dp, s.dp_shard)
     with fake.tensors():
-        model = causal_model(plan, shape, torch.float32)
+        # a base that is frozen needs no float32 copy, as the fine-tuning program loads it
+        half = plan.workload.method != "full"
+        model = with_adapters(
+            plan, causal_model(plan, shape, DTYPES[plan.workload.precision] if half else torch.float32)
+        )
         model = _prepared(plan, model, mesh)
-        return _steps(plan, model) | {"rank": rank}
+        return _steps(plan, model, pinned) | {"rank": rank}
 
 
 def _mesh(dp: int, shard: int) -> Any:
@@ -59,6 +71,7 @@ def _prepared(plan: Plan, model: Any, mesh: Any) -> Any:
         reshard_after_forward=plan.strategy.zero_stage == 3,
         auto_wrap_policy="transformer_based_wrap",
         activation_checkpointing=plan.strategy.recompute == 2,
+        cpu_offload=plan.strategy.offload == 2,
         cpu_ram_efficient_loading=False,
     )
     precision = plan.workload.precision
@@ -79,14 +92,14 @@ def _prepared(plan: Plan, model: Any, mesh: Any) -> Any:
     return fsdp2_prepare_model(accelerator, model)
 
 
-def _steps(plan: Plan, model: Any) -> job.Answer:
+def _steps(plan: Plan, model: Any, pinned: Pinned) -> job.Answer:
     import torch
 
     from toolkit.verify.audit import bytes_by_part
-    from toolkit.verify.hugging_face import parameter_groups
+    from toolkit.verify.hugging_face import adamw, parameter_groups
     from toolkit.verify.live import LiveBytes
 
-    optimizer = torch.optim.AdamW(parameter_groups(model, plan.contract.weight_decay), lr=1e-4, fused=True)
+    optimizer = adamw(plan, parameter_groups(model, plan.contract.weight_decay))
     work, micro_batches = plan.workload, plan.strategy.gradient_accumulation_steps
 
     def holders() -> dict[str, list[torch.Tensor]]:
@@ -97,18 +110,29 @@ def _steps(plan: Plan, model: Any) -> job.Answer:
             "optimizer": [value for state in optimizer.state.values() for value in state.values()],
         }
 
-    counter, between = LiveBytes(), {}
+    def move_out() -> None:
+        """Shards, their gradients and their states are the host's."""
+        if plan.strategy.offload:
+            for tensors in holders().values():
+                pinned.note(tensors)
+
+    counter, between = LiveBytes(), dict[str, int]()
     for step in range(2):
         with counter if step else contextlib.nullcontext():
             if step:
                 for tensors in holders().values():
                     counter.hold(tensors)
+                move_out()
+                pinned.leave_out(counter)
                 counter.reset()
             for micro_batch in range(micro_batches):
                 tokens = torch.zeros((plan.strategy.micro_batch_size, work.sequence_length), dtype=torch.long)
                 model(input_ids=tokens, labels=tokens).loss.backward()
+                move_out()
                 if micro_batch == max(0, micro_batches - 2):
-                    between = bytes_by_part(holders())
+                    between = bytes_by_part(holders(), pinned.keys)
+                    if plan.strategy.offload:
+                        between["host"] = pinned.bytes
             optimizer.step()
             optimizer.zero_grad()
     return {"counted_bytes": between | {"peak": counter.peak}, "collectives": counter.sent()}

@@ -12,6 +12,7 @@ from toolkit.plan import Plan
 from toolkit.transformers_shapes import llama_like_config
 from toolkit.verify.fake import FlashAttention
 
+OPTIMIZERS = ("adamw", "adamw_unfused")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -71,17 +72,18 @@ def parameter_groups(model: Any, weight_decay: float) -> list[dict[str, Any]]:
     ]
 
 
-def require_whole_training(plan: Plan) -> None:
+def require_runnable(plan: Plan) -> None:
     """What these dry runs cannot show; raises ToolkitError."""
-    work, strategy = plan.workload, plan.strategy
-    if work.method != "full":
+    work = plan.workload
+    if work.method == "qlora":
+        raise ToolkitError("qlora: 4-bit kernels need a GPU", remedy="verify a plan with --method lora")
+    if work.optimizer not in OPTIMIZERS:
         raise ToolkitError(
-            f"method {work.method}: only full training is dry-run", remedy="verify a plan with --method full"
+            f"optimizer {work.optimizer}: only AdamW is dry-run", remedy=f"verify with {' or '.join(OPTIMIZERS)}"
         )
-    if work.optimizer != "adamw":
-        raise ToolkitError(f"optimizer {work.optimizer}: only AdamW is dry-run", remedy="verify the plan with adamw")
-    if strategy.offload:
-        raise ToolkitError(
-            "offload: with no GPU, device and host tensors cannot be told apart",
-            remedy="verify the same plan with --offload none",
-        )
+
+
+def adamw(plan: Plan, parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """The optimizer: one fused kernel, or lists of tensors."""
+    fused = plan.workload.optimizer == "adamw"
+    return torch.optim.AdamW(parameters, lr=1e-4, fused=fused, foreach=not fused)

@@ -69,12 +69,10 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.collectives: dict[tuple[str, int, int, str], list[int]] = {}
         self._live: dict[int, tuple[weakref.ref[Any], int]] = {}
 
-    def ignore(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Leave out storages that are not on the device, from now on."""
-        for tensor in tensors:
-            storage = local(tensor).untyped_storage()
-            self._drop(storage._cdata)
-            self._live[storage._cdata] = (weakref.ref(storage, functools.partial(self._gone, storage._cdata)), 0)
+    def ignore(self, storage: torch.UntypedStorage) -> None:
+        """Leave out a storage that is not on the device, from now on."""
+        self._drop(storage._cdata)
+        self._live[storage._cdata] = (weakref.ref(storage, functools.partial(self._gone, storage._cdata)), 0)
 
     def hold(self, tensors: Iterable[torch.Tensor]) -> None:
         """Count storages that were made before this mode was entered."""

@@ -9,6 +9,8 @@ gradients       alive from one micro batch to the next (with a single micro     
 optimizer       master copy and moments                                           storages after one step
 peak            the whole estimate without its framework part (context,           most bytes alive at once in
                 communicators, workspaces, fragmentation)                         a whole step
+host            what one rank offloads, without what the pinned allocator        storages that the engine pins,
+                rounds up                                                         and its optimizer's
 ==============  ============================================================================================
 
 The other parts of a MemoryEstimate (activations, logits, buffers, temporaries) say what each adds to the peak, so
@@ -22,12 +24,13 @@ from typing import NamedTuple
 import msgspec
 
 from toolkit.calibration import Calibration
+from toolkit.estimate.host import offloaded_bytes
 from toolkit.estimate.layout import Stage, second_stage, stages, tables
 from toolkit.estimate.memory import STATES, stage_memory, stage_share
 from toolkit.estimate.precision import state_precision
 from toolkit.plan import Plan
 
-PARTS = ("parameters", "gradients", "optimizer", "peak")
+PARTS = ("parameters", "gradients", "optimizer", "peak", "host")
 
 
 class Rank(NamedTuple):
@@ -64,9 +67,10 @@ def predicted(plan: Plan, calibration: Calibration, stage: Stage) -> dict[str, f
     estimate = stage_memory(model, plan.cluster, workload, s, calibration, table, stage)
     once = states.final if s.framework == "megatron" else states.handed
     kept = states.accumulated if s.gradient_accumulation_steps > 1 else once
+    host = {"host": offloaded_bytes(model, workload, s)} if s.offload else {}
     return {
         "parameters": float(states.parameters),
         "gradients": float(states.gradients + kept),
         "optimizer": float(states.optimizer),
         "peak": float(estimate.total_bytes - estimate.framework_bytes),
-    }
+    } | host

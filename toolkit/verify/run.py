@@ -23,6 +23,7 @@ from toolkit.verify.traffic import compared, disagreements
 
 # framework: (program, what it imports, the extra of this package that brings it)
 PROGRAMS = {
+    "ddp": ("toolkit.verify.ddp", ("torch", "transformers"), "train"),
     "deepspeed": ("toolkit.verify.deepspeed", ("torch", "deepspeed", "transformers"), "train"),
     "fsdp": ("toolkit.verify.fsdp", ("torch", "accelerate", "transformers"), "train"),
     "megatron": ("recipes.pretrain.dry_run", ("torch", "megatron.core"), "megatron"),
@@ -79,7 +80,11 @@ def relative_error(predicted: float, counted: float) -> float:
 
 def _row(rank: Rank, answer: dict[str, Any]) -> dict[str, Any]:
     counted = answer["counted_bytes"]
-    errors = {part: relative_error(rank.predicted_bytes[part], counted[part]) for part in PARTS}
+    errors = {
+        part: relative_error(rank.predicted_bytes[part], counted[part])
+        for part in PARTS
+        if part in rank.predicted_bytes
+    }
     return {
         "kind": rank.kind,
         "rank": answer["rank"],
