@@ -79,21 +79,35 @@ class Fewer(NamedTuple):
     fitting: Any
 
 
-def blocks(request: Request, calibration: Calibration, tally: Tally) -> Iterator[Block]:
-    """Every legal candidate, evaluated, in blocks; ``tally`` counts them, and those that were eliminated."""
+def blocks(request: Request, calibration: Calibration, tally: Tally, only_fastest: bool = False) -> Iterator[Block]:
+    """Every legal candidate, evaluated, in blocks; ``tally`` counts them, and those that were eliminated.
+
+    With ``only_fastest``, other ways of sharing keys are timed only where the best so far leaves them room: a ring
+    without its own seconds is the least that any way can take.
+    """
+    import numpy
+
+    record = float("inf")
     for space in spaces(request):
         tally.total += space.size
         sieve = Sieve(request, space, tally.eliminated)
         for rows in grow(request, space, _keep(request, calibration, space, sieve, tally)):
             held = _held(request, calibration, rows)
             fewer = _fewer(request, calibration, held) if space.partial else None
+            floor: Any = None
             for way, of_rows in ways(space, rows):
                 legal = of_rows[sieve.legal(way)]
                 if not len(legal):
                     continue
-                yield _timed(request, calibration, held, way.cp_method, legal, tally)
+                room = None if floor is None else floor[legal] < record
+                block, least = _timed(request, calibration, held, way.cp_method, legal, tally, room)
+                yield block
+                if only_fastest and way.cp_method == space.methods[0]:
+                    floor = numpy.zeros(len(held.total_bytes))
+                    floor[legal] = least
                 if fewer is not None:
                     yield from _timed_fewer(request, calibration, held, way.cp_method, legal, fewer, tally)
+                record = min(record, float(block.seconds.min()))
 
 
 def _keep(request: Request, calibration: Calibration, space: Space, sieve: Sieve, tally: Tally) -> Keep:
@@ -137,8 +151,13 @@ def _held(request: Request, calibration: Calibration, rows: Strategy) -> Held:
     return Held(rows, total_bytes, verdict(total_bytes, request.cluster.accelerator.memory_bytes), host_fits)
 
 
-def _timed(request: Request, calibration: Calibration, held: Held, method: str, legal: Any, tally: Tally) -> Block:
-    """The ``legal`` rows by one method of context parallelism."""
+def _timed(
+    request: Request, calibration: Calibration, held: Held, method: str, legal: Any, tally: Tally, room: Any = None
+) -> tuple[Block, Any]:
+    """The ``legal`` rows by one method of context parallelism, and what each would take if it sent nothing.
+
+    Rows without ``room`` are not timed.
+    """
     verdicts, host_fits = held.verdict[legal], held.host_fits[legal]
     fits = verdicts != NO
     tally.drop(MEMORY, len(legal) - int(fits.sum()))
@@ -146,7 +165,8 @@ def _timed(request: Request, calibration: Calibration, held: Held, method: str, 
     fits &= host_fits
     tally.feasible += int(fits.sum())
     strategy = _by(held.rows.select(legal), method)
-    return Block(strategy, held.total_bytes[legal], verdicts, _seconds(request, calibration, strategy, fits))
+    seconds, least = _seconds(request, calibration, strategy, fits if room is None else fits & room)
+    return Block(strategy, held.total_bytes[legal], verdicts, seconds), least
 
 
 def _fewer(request: Request, calibration: Calibration, held: Held) -> Fewer | None:
@@ -204,7 +224,7 @@ def _timed_fewer(
         chosen = _by(at_depth(rows, depth), method)
         total_bytes = _total_bytes(request, calibration, chosen)
         verdicts = verdict(total_bytes, request.cluster.accelerator.memory_bytes)
-        seconds = _seconds(request, calibration, chosen, numpy.ones(len(depth), dtype=bool))
+        seconds, _ = _seconds(request, calibration, chosen, numpy.ones(len(depth), dtype=bool))
         yield Block(chosen, total_bytes, verdicts, seconds)
 
 
@@ -219,13 +239,19 @@ def _total_bytes(request: Request, calibration: Calibration, rows: Strategy) -> 
     return needed + numpy.zeros(len(rows.dp))  # type: ignore[arg-type]
 
 
-def _seconds(request: Request, calibration: Calibration, rows: Strategy, timed: Any) -> Any:
-    """Seconds of a step of the ``timed`` rows, infinite for the others."""
+def _seconds(request: Request, calibration: Calibration, rows: Strategy, timed: Any) -> tuple[Any, Any]:
+    """Seconds of a step of the ``timed`` rows, infinite for the others; and without those of the context axis.
+
+    What the axis exposes in a micro batch is also waited for in the bubble, at most once for each other stage.
+    """
     import numpy
 
-    seconds = numpy.full(len(timed), numpy.inf)
+    seconds, least = numpy.full(len(timed), numpy.inf), numpy.full(len(timed), numpy.inf)
     if timed.any():
         chosen = rows if timed.all() else rows.select(timed)
         parts = communication(request.model, request.cluster, request.workload, chosen, calibration)
-        seconds[timed] = step(request.model, request.cluster, request.workload, chosen, parts, calibration).seconds
-    return seconds
+        found = step(request.model, request.cluster, request.workload, chosen, parts, calibration)
+        seconds[timed] = found.seconds
+        waits = 1.0 + (chosen.pp - 1.0) / chosen.gradient_accumulation_steps
+        least[timed] = found.seconds - found.exposed_cp_seconds * waits
+    return seconds, least

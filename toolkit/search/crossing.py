@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -54,6 +54,7 @@ class Space:
     axes: dict[str, list[int]]
     methods: tuple[str, ...] = ("p2p",)
     partial: bool = False
+    fixed: dict[str, str] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -84,7 +85,8 @@ def space(
     if "dp_shard" not in axes:
         shard = request.pins.get("dp_shard")  # only fsdp has it; the constraint that refuses it elsewhere says so
         start["dp_shard"] = start["dp"] if shard is None else numpy.full_like(start["dp"], shard)
-    return Space(framework, start, {name: axes[name] for name in ORDER if name in axes}, methods, partial)
+    fixed = request.fixed if framework == "megatron" else {}
+    return Space(framework, start, {name: axes[name] for name in ORDER if name in axes}, methods, partial, fixed)
 
 
 def grow(request: Request, space: Space, keep: Keep, most_rows: int = MOST_ROWS) -> Iterator[Strategy]:
@@ -122,7 +124,8 @@ def _sift(space: Space, rows: Columns, keep: Keep, rest: int) -> Columns:
 
 
 def _strategy(space: Space, rows: Columns) -> Strategy:
-    return Strategy(framework=space.framework, cp_method=space.methods[0], **rows)  # type: ignore[arg-type]
+    words: dict[str, Any] = {"framework": space.framework, "cp_method": space.methods[0]} | space.fixed
+    return Strategy(**words, **rows)
 
 
 def ways(space: Space, strategy: Strategy) -> Iterator[tuple[Strategy, Any]]:

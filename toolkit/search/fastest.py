@@ -76,7 +76,7 @@ def fastest(request: Request, calibration: Calibration) -> Choice | None:
     import numpy
 
     best: tuple[float, float, Strategy] | None = None
-    for block in blocks(request, calibration, Tally()):
+    for block in blocks(request, calibration, Tally(), only_fastest=True):
         seconds = float(block.seconds.min())
         if not numpy.isfinite(seconds) or (best is not None and seconds > best[0]):
             continue
@@ -97,10 +97,18 @@ class Experts:
 
     def beside(self, model: ModelSpec, cluster: ClusterSpec, workload: Workload, published: Strategy) -> Expert:
         """The planner's fastest plans for a job that was run with ``published``."""
-        asked = Request(model=model, cluster=cluster, workload=workload, framework=published.framework)
+        # what hides communication is the run's own software, the same for both
+        fixed = {name: getattr(published, name) for name in ("tp_overlap", "dp_overlap")}
+        asked = Request(
+            model=model, cluster=cluster, workload=workload, framework=published.framework, fixed=fixed
+        )  # fmt: skip
         found = {
             framework: self._fastest(
-                asked.replace(framework=framework, workload=_own(workload, published.framework, framework))
+                asked.replace(
+                    framework=framework,
+                    workload=_own(workload, published.framework, framework),
+                    fixed=fixed if framework == published.framework else {},
+                )
             )
             for framework in FRAMEWORKS
         }
@@ -121,11 +129,11 @@ class Experts:
 
 def _own(workload: Workload, ran: str, framework: str) -> Workload:
     """The workload under another framework: kernels of the family that ran, weights as that framework keeps them."""
-    torch = ("ddp", "fsdp")
+    alike = framework == ran or {framework, ran} <= {"ddp", "fsdp"}
     return msgspec.structs.replace(
         workload,
         kernels=workload.kernels if (framework == "megatron") == (ran == "megatron") else "default",
-        weights=workload.weights if framework in torch and ran in torch else "default",
+        weights=workload.weights if alike else "default",
     )
 
 
@@ -137,6 +145,9 @@ def _quickest(choices: list[Choice | None]) -> Choice | None:
 def _outside(request: Request, published: Strategy) -> tuple[str, ...]:
     """Rules that the published strategy breaks, and values that the search does not try."""
     broken = [problem.message for _, problem in violated(request, published)]
+    for name, usual in (("schedule", "1f1b"), ("vocabulary", "ends")):
+        if getattr(published, name) != usual:
+            broken.append(f"megatron-core 0.16.1 does not run {name} {getattr(published, name)}")
     for space in () if broken else spaces(request):
         for name, values in space.axes.items():
             value = getattr(published, name)

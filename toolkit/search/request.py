@@ -20,6 +20,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     allowed_frameworks: tuple[str, ...] = FRAMEWORKS  # those that the recipe's program can run
     pins: dict[str, int] = {}
     objective: str = "throughput"  # throughput | memory | cost
+    # words of Strategy that the search takes as they are, of Megatron: tp_overlap, dp_overlap; empty: its defaults
+    fixed: dict[str, str] = {}
 
     def replace(self, **changes: object) -> Request:
         """The same request with some fields changed."""
