@@ -5,6 +5,7 @@ import pkgutil
 import re
 from pathlib import Path
 
+import toolkit.calibrate
 import toolkit.estimate
 import toolkit.intervals
 from toolkit.equation import EQUATIONS, trace
@@ -13,7 +14,7 @@ MATHS = Path(__file__).resolve().parent.parent / "docs" / "maths.md"
 
 
 def load_all() -> None:
-    for package in (toolkit.estimate, toolkit.intervals):
+    for package in (toolkit.estimate, toolkit.intervals, toolkit.calibrate):
         for module in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"{package.__name__}.{module.name}")
 

@@ -23,6 +23,7 @@ Subject = Callable[[Score], float | None]  # ln(predicted / measured), or None w
 DIFFERENCE = 0.05  # of a range: over kinks of the model the mean slope is wanted
 MOST_STEP = 0.25  # of a range in one iteration
 ITERATIONS = 4
+WIDE = 8.0  # a range whose ends differ by more than this factor counts in the logarithm
 MOVES = 1e-4  # of the logarithm, over the whole range of a coefficient: below, a run says nothing about it
 
 
@@ -51,7 +52,10 @@ class Fit:
 
 
 class Problem:
-    """Runs and one quantity of them as a function of the coefficients."""
+    """Runs and one quantity of them as a function of the coefficients.
+
+    Inside a fit a coefficient is its value, or the value's logarithm where its plausible range is wide.
+    """
 
     def __init__(self, jobs: Sequence[Job], calibration: Calibration, subject: Subject) -> None:
         self.calibration, self.subject = calibration, subject
@@ -61,13 +65,22 @@ class Problem:
         self.weights = np.array([counts[name] ** -0.5 for name in self.sources])
         self.names = tuple(calibration.coefficients)
         rows = [calibration.coefficients[name] for name in self.names]
-        self.prior = Prior(*(np.array([getattr(row, field) for row in rows]) for field in ("value", "low", "high")))
+        self.wide = np.array([row.low > 0.0 and row.high > WIDE * row.low for row in rows])
+        fields = [np.array([getattr(row, field) for row in rows], dtype=float) for field in ("value", "low", "high")]
+        self.stated = fields[0]
+        self.prior = Prior(*(np.log(each, where=self.wide, out=each.copy()) for each in fields))
 
     def residuals(self, values: Column, rows: Column | None = None) -> Column:
         """ln(predicted / measured) of all runs or of some."""
-        calibration = self.calibration.with_values(dict(zip(self.names, map(float, values), strict=True)))
+        calibration = self.calibration.with_values(self.named(values))
         jobs = self.jobs if rows is None else [self.jobs[int(row)] for row in rows]
         return np.array([self._residual(job, calibration) for job in jobs], dtype=float)
+
+    def named(self, values: Column) -> dict[str, float]:
+        """The coefficients by name, as a calibration holds them."""
+        natural = np.exp(values, where=self.wide, out=values.copy())
+        natural = np.where(values == self.prior.stated, self.stated, natural)  # to the last digit
+        return dict(zip(self.names, map(float, natural), strict=True))
 
     def jacobian(self, values: Column, base: Column, known: Column | None = None) -> Column:
         """Derivatives of every residual; only where ``known`` is not 0, when it is given."""
@@ -129,9 +142,13 @@ def _with_folds(problem: Problem, values: Column, stated: Column, now: Column, j
     count = len(folds)
     errors = np.sqrt((count - 1) / count * np.sum((spread - spread.mean(0)) ** 2, 0)) if count > 1 else 0.0 * values
     reaches = np.abs(jacobian) * (problem.prior.high - problem.prior.low) > MOVES
+    natural = problem.named(values)
     return Fit(
-        values=dict(zip(names, map(float, values), strict=True)),
-        errors=dict(zip(names, map(float, errors), strict=True)),
+        values=natural,
+        errors={
+            name: float(error) * (natural[name] if problem.wide[j] else 1.0)
+            for j, (name, error) in enumerate(zip(names, errors, strict=True))
+        },
         runs={name: int(reaches[:, j].sum()) for j, name in enumerate(names)},
         sources_of={name: tuple(sorted(set(sources[reaches[:, j]]))) for j, name in enumerate(names)},
         sources=problem.sources,

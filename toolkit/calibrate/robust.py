@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from toolkit.equation import equation
+
 Column = Any  # a numpy array of floats
 SPREAD = 0.08  # s, of the logarithm: half of the runs lie nearer to their prediction
 PASSES = 40
@@ -32,13 +34,22 @@ class Prior:
         return np.maximum((self.high - self.low) / 4.0, 1e-300)
 
 
+@equation("E7", "ln(1 + (r/s)**2)")
 def loss(residuals: Column) -> Column:
-    """Cauchy's loss of each residual."""
+    """Loss of each residual.
+
+    Source: Cauchy's loss; Holland and Welsch 1977.
+    """
     return np.log1p((residuals / SPREAD) ** 2)
 
 
+@equation("E8", "sum(weight*loss) + sum(((x - x_0)/tau)**2)")
 def objective(residuals: Column, weights: Column, values: Column, prior: Prior) -> float:
-    """What a fit makes small: weighted losses of the runs, and squares of the distances from stated values."""
+    """What a fit makes small: weighted losses of the runs, and squares of the distances from stated values.
+
+    Source: maximum of the posterior under Cauchy's errors and a normal prior of deviation ``tau``, a quarter of the
+    plausible range.
+    """
     away = (values - prior.stated) / prior.deviation
     return float(np.sum(weights * loss(residuals)) + np.sum(away**2))
 

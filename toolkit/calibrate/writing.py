@@ -12,7 +12,6 @@ from toolkit.calibration import Calibration, Coefficient
 
 DIGITS = 4
 LEAST_SOURCES = 2  # below, leaving one out leaves nothing
-NAMED = 6  # sources named in the text
 
 
 def fitted_calibration(name: str, runs: str, stated: Calibration, fits: Iterable[Fit]) -> Calibration:
@@ -33,12 +32,11 @@ def fitted_calibration(name: str, runs: str, stated: Calibration, fits: Iterable
 
 def _fitted(before: Coefficient, value: float, found: Fit, name: str, runs: str) -> Coefficient:
     sources = found.sources_of[name]
-    named = ", ".join(sources[:NAMED]) + (f" and {len(sources) - NAMED} more" if len(sources) > NAMED else "")
     return msgspec.structs.replace(
         before,
         value=min(max(float(f"{value:.{DIGITS}g}"), before.low), before.high),
         status="fitted",
-        source=f"{found.runs[name]} runs of {runs} ({named}); stated before: {before.value:g}",
+        source=f"{found.runs[name]} runs of {len(sources)} sources in {runs}; stated before: {before.value:g}",
         standard_error=float(f"{found.errors[name]:.2g}"),
         runs=found.runs[name],
         sources=sources,
