@@ -16,6 +16,8 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.utils import is_layer_window_attention
 
+from recipes.pretrain.exchange import heads_for_tokens, in_order, tokens_for_heads
+
 
 class Norm:
     """RMSNorm or LayerNorm whose weights are marked ``sequence_parallel``; building one gives torch's own module.
@@ -51,18 +53,12 @@ class _GatherSequence(torch.autograd.Function):
         return gradient[ctx.group.rank()], None
 
 
-def in_order(parts: torch.Tensor) -> torch.Tensor:
-    """Zigzag slices ``[n, 2c, ...]`` back to the true order ``[n * 2c, ...]``: rank r holds chunks r and 2n-1-r."""
-    ranks, half = parts.size(0), parts.size(1) // 2
-    chunks = [parts[rank, :half] for rank in range(ranks)] + [parts[rank, half:] for rank in reversed(range(ranks))]
-    return torch.cat(chunks)
-
-
 class CausalAttention(MegatronModule):
-    """Causal attention in one kernel call; under context parallelism keys and values are gathered first.
+    """Causal attention in one kernel call; under context parallelism heads are exchanged, or keys and values gathered.
 
-    Communication per layer: one all-gather of keys and one of values in the forward pass, one all-reduce
-    of each gradient in the backward pass (cp_comm_type ``all_gather`` in the planner's words; there is no ring).
+    cp_comm_type ``a2a`` exchanges heads for tokens before the kernel and back after it. Any other gathers: one
+    all-gather of keys and one of values in the forward pass, one all-reduce of each gradient in the backward pass
+    (``all_gather``; there is no ring here, which Transformer Engine brings).
     """
 
     def __init__(
@@ -79,6 +75,7 @@ class CausalAttention(MegatronModule):
     ) -> None:
         super().__init__(config=config)
         self.group = pg_collection.cp if pg_collection is not None else parallel_state.get_context_parallel_group()
+        self.exchanges = cp_comm_type == "a2a" and self.group.size() > 1
         self.scale = softmax_scale or config.kv_channels**-0.5
         windowed = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number)
         self.window = int(config.window_size[0]) if windowed else None  # keys before the query's own
@@ -88,9 +85,12 @@ class CausalAttention(MegatronModule):
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: Any = None, **_: Any
     ) -> torch.Tensor:
         """``[s, b, heads, d]`` queries, ``[s, b, groups, d]`` keys and values; returns ``[s, b, heads * d]``."""
-        if self.group.size() > 1:
+        if self.exchanges:
+            query, key, value = (heads_for_tokens(tensor, self.group) for tensor in (query, key, value))
+        elif self.group.size() > 1:
             key, value = (in_order(_GatherSequence.apply(tensor, self.group)) for tensor in (key, value))
-        mask = self._mask(query, key) if self.group.size() > 1 or self.window is not None else None
+        cut = query.size(0) < key.size(0)
+        mask = self._mask(query, key) if cut or self.window is not None else None
         query, key, value = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
         arguments: dict[str, Any] = {
             "attn_mask": mask,
@@ -103,11 +103,12 @@ class CausalAttention(MegatronModule):
                 output = F.scaled_dot_product_attention(query, key, value, dropout_p=self.dropout, **arguments)
         else:
             output = F.scaled_dot_product_attention(query, key, value, **arguments)
-        return output.permute(2, 0, 1, 3).flatten(2)
+        output = output.permute(2, 0, 1, 3)
+        return (tokens_for_heads(output, self.group) if self.exchanges else output).flatten(2)
 
     def _mask(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         """Which keys each query sees; a query of a zigzag slice is at the place in the sequence that it came from."""
-        ranks, rank, half = self.group.size(), self.group.rank(), query.size(0) // 2
+        ranks, rank, half = key.size(0) // query.size(0), self.group.rank(), query.size(0) // 2
         mine = torch.arange(query.size(0), device=query.device)
         if ranks > 1:
             mine = torch.cat([mine[:half] + rank * half, mine[:half] + (2 * ranks - 1 - rank) * half])

@@ -9,6 +9,7 @@ its first second and with all its problems at once.
 
 from __future__ import annotations
 
+from recipes.finetune.checks import is_cpu
 from recipes.pretrain.config import CoreConfig
 from recipes.schedule import SCHEDULES
 from toolkit.errors import Problems
@@ -24,7 +25,11 @@ UNEVEN_SPLITS = (
     "account_for_loss_in_pipeline_split",
 )
 EP = "expert_model_parallel_size"
-UNSUPPORTED = ("multi_latent_attention", "fp8", "fp4", "mtp_num_layers")
+UNSUPPORTED = {
+    "multi_latent_attention": "multi-head latent attention",
+    "mtp_num_layers": "multi-token prediction",
+    "fp4": "four-bit training",
+}
 
 
 def check(plan: Plan, core: CoreConfig, world_size: int) -> None:
@@ -34,6 +39,11 @@ def check(plan: Plan, core: CoreConfig, world_size: int) -> None:
         shapes(problems, core)
         _pipeline(problems, plan, core)
         _names(problems, core)
+        if core.transformer.get("fp8") and is_cpu(plan):
+            problems.add(
+                f"fp8 ({core.transformer['fp8']}) needs GPUs that multiply it, and the plan is for CPUs",
+                "plan with --precision bf16, or for NVIDIA GPUs of compute capability 8.9 or more",
+            )
 
 
 def _degrees(problems: Problems, plan: Plan, core: CoreConfig, world_size: int) -> None:
@@ -84,6 +94,7 @@ def shapes(problems: Problems, core: CoreConfig) -> None:
     heads = shape.get("num_attention_heads") or 1
     groups = shape.get("num_query_groups") or heads
     feed_forward = shape.get("ffn_hidden_size") or 4 * (shape.get("hidden_size") or 0)
+    exchanged = cp if shape.get("cp_comm_type") == "a2a" else 1
     divisions = [
         ("transformer.num_attention_heads", heads, "tp", tp),
         ("transformer.num_attention_heads", heads, "num_query_groups", groups),
@@ -91,6 +102,8 @@ def shapes(problems: Problems, core: CoreConfig) -> None:
         ("transformer.ffn_hidden_size", feed_forward, "tp", tp),
         ("transformer.num_moe_experts", shape.get("num_moe_experts") or 0, "ep", shape.get(EP) or 1),
         ("training.sequence_length", sequence, "2 cp" if cp > 1 else "cp", 2 * cp if cp > 1 else 1),
+        ("query heads of a rank", heads // tp, "cp, as a2a needs", exchanged),
+        ("key-value heads of a rank", max(groups // tp, 1), "cp, as a2a needs", exchanged),
         ("training.sequence_length", sequence, "tp x cp", tp * cp if shape.get("sequence_parallel") else 1),
     ]
     for name, value, what, divisor in divisions:
@@ -106,10 +119,11 @@ def shapes(problems: Problems, core: CoreConfig) -> None:
             f"training.sequence_length {sequence} exceeds model.max_sequence_length {limit}",
             "train on shorter sequences, or choose a model that takes longer ones",
         )
-    for key in UNSUPPORTED:
+    for key, words in UNSUPPORTED.items():
         if shape.get(key):
             problems.add(
-                f"transformer.{key} = {shape[key]!r} is not supported here", "run Megatron-LM's own pretraining"
+                f"this program does not build {words} (transformer.{key} is {shape[key]!r})",
+                "emit megatron_args.txt and run Megatron-LM's own pretrain_gpt.py with it",
             )
 
 

@@ -112,6 +112,7 @@ def test_one_process_learns(single):
         pytest.param({"pp": 2, "virtual_pipeline_stages": 2}, id="pp2-interleaved"),
         pytest.param({"zero_stage": 1}, id="dp2-distributed-optimizer"),
         pytest.param({"cp": 2, "recompute": 2}, id="cp2-full-recompute"),
+        pytest.param({"cp": 2, "cp_method": "a2a", "recompute": 2, "recompute_layers": 3}, id="cp2-heads-3-layers"),
     ],
 )
 def test_two_processes_learn_what_one_learns(tmp_path, single, strategy):
@@ -162,6 +163,12 @@ def test_all_problems_at_once_before_torch_is_imported(tmp_path):
     assert "model.vocab_size 513 is not a multiple of tp 2" in said
     assert "transformer.params_dtype is 'float32'" in said
     assert "Traceback" not in said
+
+
+def test_heads_that_cannot_be_exchanged_are_refused(tmp_path):
+    code, said = check_only(tmp_path, pretrain_plan(processes=8, cp=8, cp_method="a2a"), 8)
+    assert code == 2
+    assert "key-value heads of a rank 4 is not a multiple of cp, as a2a needs 8" in said
 
 
 def test_interleaving_of_two_stages_that_would_train_wrongly_is_refused(tmp_path):
