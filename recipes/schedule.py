@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 
-from toolkit.recipe import Contract, planned_steps
+from toolkit.recipe import CHOICES, Contract, decay_steps, planned_steps, warmup_steps
 
-SCHEDULES = ("cosine", "linear", "constant")
+SCHEDULES = CHOICES["schedule"]
 
 
 def learning_rate(step: int, total_steps: int, contract: Contract) -> float:
@@ -21,16 +21,21 @@ def learning_rate(step: int, total_steps: int, contract: Contract) -> float:
         cosine:    m + (p - m) * (1 + cos(pi * x)) / 2      x = (step - w) / (total - w), held at 1 after the end
         linear:    m + (p - m) * (1 - x)
         constant:  p
+        wsd:       p, and over the last d steps m + (p - m) * (1 - x)    x = (step - (total - d)) / d
 
     The same as ``cosine_with_min_lr``, ``linear`` and ``constant_with_warmup`` of transformers 5.24
-    (optimization.py); its ``linear`` has no minimum.
+    (optimization.py); its ``linear`` has no minimum. ``wsd`` (warm-up, stable, decay) is that of megatron-core
+    0.16.1 with ``--lr-wsd-decay-style linear`` (optimizer_param_scheduler.py).
     """
-    peak, minimum, warmup = contract.learning_rate, contract.min_learning_rate, contract.warmup_steps
+    peak, minimum, warmup = contract.learning_rate, contract.min_learning_rate, warmup_steps(contract, total_steps)
     if step < warmup:
         return peak * step / warmup
     if contract.schedule == "constant":
         return peak
-    progress = min(1.0, (step - warmup) / max(1, total_steps - warmup))
+    since = warmup
+    if contract.schedule == "wsd":
+        since = max(warmup, total_steps - decay_steps(contract, total_steps))
+    progress = min(1.0, max(0.0, (step - since) / max(1, total_steps - since)))
     left = (1.0 + math.cos(math.pi * progress)) / 2.0 if contract.schedule == "cosine" else 1.0 - progress
     return minimum + (peak - minimum) * left
 

@@ -22,6 +22,8 @@ NOUNS = {
     "record",
     "finding",
     "recipe",
+    "programs",
+    "batch_scaling",
     "calibration",
     "efficiency",
     "deepspeed_defaults",

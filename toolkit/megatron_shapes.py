@@ -37,6 +37,7 @@ def inexpressible(model: ModelSpec) -> tuple[str, ...]:
         "layers without an MLP": "-" in model.layer_mlps,
         "parts beside the language stack": bool(model.other_parameters),
         f"{model.norms_per_layer} norms in a layer (it has 2)": model.norms_per_layer != 2,
+        "parallel residuals": model.parallel_residual,
         "biases in the query-key norm": model.qk_norm_bias,
         "a LayerNorm without a bias": model.unbiased_layer_norm,
         "attention sinks": model.attention_sinks,

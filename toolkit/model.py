@@ -104,6 +104,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     norm_epsilon: float = 0.0  # 0: not stated
     initializer_range: float = 0.0  # 0: not stated
     router_aux_loss_coef: float = 0.0
+    parallel_residual: bool = False  # attention and MLP of a layer read the same input
 
     # parts beside the language stack (vision tower, projector ...), counted whole on every rank
     other_parameters: dict[str, int] = {}

@@ -14,6 +14,7 @@ from toolkit.estimates import VERDICTS, CommunicationEstimate, HostMemoryEstimat
 from toolkit.gpu_counts import MOST_GPUS
 from toolkit.interval import Interval
 from toolkit.model import ModelSpec
+from toolkit.programs import unfollowed
 from toolkit.recipe import Contract, contract_problems
 from toolkit.resilience import ResilienceEstimate
 from toolkit.strategy import Strategy
@@ -121,5 +122,11 @@ def _require_possible(plan: Plan, where: str) -> None:
         for name, good, value, allowed in ranges:
             if not good:
                 problems.add(f"{where}: {name} is {value!r}", f"it can be {allowed}")
-        for problem in contract_problems(plan.contract):
+        for problem in (*contract_problems(plan.contract), *unfollowed(plan.program, plan.contract)):
             problems.add(f"{where}: contract.{problem.message}", problem.remedy)
+        if plan.contract.rope_theta not in (0.0, plan.model.rope_theta):
+            problems.add(
+                f"{where}: contract.rope_theta is {plan.contract.rope_theta}, the plan's model has"
+                f" {plan.model.rope_theta}",
+                "make the plan again with toolkit plan",
+            )

@@ -14,7 +14,8 @@ CHOICES = {
     "precision": ("bf16", "fp16", "fp32", "fp8"),
     "method": ("full", "lora", "qlora"),
     "optimizer": ("adamw", "adamw_unfused", "adamw_paged", "adamw_8bit", "adamw_8bit_paged", "sgd", "muon"),
-    "schedule": ("cosine", "linear", "constant"),
+    "schedule": ("cosine", "linear", "constant", "wsd"),
+    "init": ("model", "random"),
     "lora_targets": ("all-linear", "attention"),
 }
 POSITIVE = (
@@ -34,7 +35,9 @@ NOT_NEGATIVE = (
     "total_steps",
     "total_tokens",
     "seed",
+    "rope_theta",
 )
+SHARES = ("warmup_fraction", "decay_fraction", "lora_dropout")
 MOST = {
     "sequence_length": MOST_TOKENS,
     "global_batch_size": MOST_SEQUENCES,
@@ -50,7 +53,8 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Changing any of these is a new experiment; changing the cluster never changes them.
 
     ``model`` is a registry name, a hub name, or a path. ``dataset`` is ``sample`` (the text that is
-    shipped), a local JSONL/Parquet/text path, or a hub name. Lengths are in tokens, batches in sequences.
+    shipped), a local JSONL/Parquet/text path, or a hub name: ``owner/name[/configuration][:split]``.
+    Lengths are in tokens, batches in sequences.
     """
 
     model: str = ""
@@ -64,7 +68,7 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     learning_rate: float = 2.0e-5
     min_learning_rate: float = 0.0
     warmup_steps: int = 0
-    schedule: str = "cosine"  # cosine | linear | constant
+    schedule: str = "cosine"  # cosine | linear | constant | wsd (warm-up, constant, linear decay at the end)
     weight_decay: float = 0.0
     adam_beta1: float = 0.9
     adam_beta2: float = 0.95
@@ -78,6 +82,13 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     lora_rank: int = 16
     lora_alpha: int = 32
     lora_targets: str = "all-linear"
+    lora_dropout: float = 0.0
+    warmup_fraction: float = 0.0  # of all steps, where warmup_steps is 0
+    decay_fraction: float = 0.0  # of all steps: the linear decay of schedule wsd
+    rope_theta: float = 0.0  # base of the rotary frequencies; 0: the model's own
+    init: str = "model"  # model: the weights that the model's name has, if any; random: drawn from the seed
+    chat_template: str = ""  # one of recipes/chat_templates, without .jinja; empty: the tokenizer's own
+    completion_only: bool = False  # of a conversation only what the assistant says is learnt
 
 
 def contract_problems(contract: Contract) -> Iterator[Problem]:
@@ -99,6 +110,9 @@ def contract_problems(contract: Contract) -> Iterator[Problem]:
     for name, most in MOST.items():
         if values[name] > most:
             yield Problem(f"{name} is {values[name]}", f"it must be at most {most:,}")
+    for name in SHARES:
+        if not 0.0 <= values[name] <= 1.0:
+            yield Problem(f"{name} is {values[name]}", "it is a share, from 0 to 1")
     for name in ("adam_beta1", "adam_beta2"):
         if not 0.0 <= values[name] < 1.0:
             yield Problem(f"{name} is {values[name]}", "it must be in [0, 1)")
@@ -107,12 +121,32 @@ def contract_problems(contract: Contract) -> Iterator[Problem]:
             f"min_learning_rate {contract.min_learning_rate} exceeds learning_rate {contract.learning_rate}",
             "learning_rate is the peak",
         )
+    if contract.warmup_steps and contract.warmup_fraction:
+        yield Problem(
+            f"warmup_steps is {contract.warmup_steps} and warmup_fraction {contract.warmup_fraction}",
+            "give one of them",
+        )
+    if (contract.schedule == "wsd") != (contract.decay_fraction > 0.0):
+        yield Problem(
+            f"schedule is {contract.schedule!r} and decay_fraction {contract.decay_fraction}",
+            "schedule wsd needs a decay_fraction, and no other has one",
+        )
 
 
 def planned_steps(contract: Contract) -> int:
     """Optimizer steps that the contract itself fixes: as given, or enough for its tokens; 0 where only epochs say."""
     tokens_per_step = 1.0 * contract.global_batch_size * contract.sequence_length
     return contract.total_steps or math.ceil(contract.total_tokens / tokens_per_step)
+
+
+def warmup_steps(contract: Contract, total_steps: int) -> int:
+    """Steps of the linear warm-up: as given, or their share of all steps, rounded up as transformers 5.24 does."""
+    return contract.warmup_steps or math.ceil(contract.warmup_fraction * total_steps)
+
+
+def decay_steps(contract: Contract, total_steps: int) -> int:
+    """Steps of the linear decay at the end of schedule ``wsd``; 0 of any other."""
+    return round(contract.decay_fraction * total_steps)
 
 
 def contract_sha256(contract: Contract) -> str:
@@ -142,4 +176,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     source: str
     status: str = "planned only"  # or "verified on <hardware>"
     expected: str = ""
+    measured: str = ""  # what a run of this gave, on which hardware; nothing else
+    reference: str = (
+        ""  # cluster and GPUs, as the options take them: "dgx-h100 8x8"; those of the source, where it says
+    )
+    differs: str = ""  # in what this differs from the source, because a program cannot do it
     contract: Contract

@@ -312,6 +312,7 @@ def test_steps_follow_from_the_contract() -> None:
         ({"hidden_act": "relu2", "gated_mlp": False}, "MLP with relu2"),
         ({"hidden_act": "gelu_pytorch_tanh"}, "gated MLP with gelu_pytorch_tanh"),
         ({"embedding_norm": True}, "a norm after the embedding"),
+        ({"parallel_residual": True}, "parallel residuals"),  # GPT-NeoX and Pythia, Falcon
         ({"other_parameters": {"vision": 10}}, "parts beside the language stack"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +22,26 @@ def test_the_points_that_everyone_looks_at(schedule: str, middle: float, end: fl
     settings = contract(schedule)
     at = [learning_rate(step, 105, settings) for step in (0, 1, 5, 55, 105, 1000)]
     assert at == pytest.approx([0.0, 6e-4, 3e-3, middle, end, end])
+
+
+@given(total=st.integers(1, 500), warmup=st.integers(0, 20), share=st.floats(0.01, 1.0), step=st.integers(0, 500))
+def test_wsd_is_constant_until_its_last_share_and_then_falls_in_a_line(
+    total: int, warmup: int, share: float, step: int
+) -> None:
+    settings = msgspec.structs.replace(contract("wsd", minimum=0.0, warmup=warmup), decay_fraction=share)
+    start = max(warmup, total - round(share * total))
+    at = learning_rate(step, total, settings)
+    if warmup <= step <= start:
+        assert at == settings.learning_rate
+    elif start < step <= total:
+        assert at == pytest.approx(settings.learning_rate * (total - step) / (total - start), abs=1e-18)
+
+
+@given(total=st.integers(1, 5000), share=st.sampled_from([0.01, 0.03, 0.1]))
+def test_a_share_of_the_steps_warms_up_as_long_as_transformers_would(total: int, share: float) -> None:
+    settings = Contract(learning_rate=1e-3, warmup_fraction=share)
+    first = next(step for step in range(total + 1) if learning_rate(step, total, settings) >= 1e-3)
+    assert first == math.ceil(total * share)  # TrainingArguments.get_warmup_steps of transformers 5.24
 
 
 @given(

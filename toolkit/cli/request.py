@@ -36,6 +36,8 @@ class Asked:
 
 def build(options: dict[str, Any]) -> Asked:
     """Look everything up; raises ToolkitError with all problems of the options together."""
+    import msgspec
+
     from toolkit.registry.calibrations import load_calibration
     from toolkit.registry.clusters import resolve_cluster
     from toolkit.registry.efficiency import assumptions
@@ -71,6 +73,8 @@ def build(options: dict[str, Any]) -> Asked:
         if model is not None and cluster is not None:
             try:
                 contract = contract_of(options, recipe, model, cluster, said)
+                if contract.rope_theta:
+                    model = msgspec.structs.replace(model, rope_theta=contract.rope_theta)
                 workload = _workload(contract)
             except ToolkitError as error:
                 problems.absorb(error)

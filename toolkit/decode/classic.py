@@ -61,7 +61,8 @@ def _gpt_neo(read: Reader) -> Fields:
 def _gpt_neox(read: Reader) -> Fields:
     biases = read.flag("attention_bias")
     width = read.count("intermediate_size", core=True)
-    return _classic(read, fused_qkv=True, attention_bias=biases, attention_output_bias=biases, intermediate_size=width)
+    fields = _classic(read, fused_qkv=True, attention_bias=biases, attention_output_bias=biases)
+    return fields | {"intermediate_size": width, "parallel_residual": read.flag("use_parallel_residual")}
 
 
 def _gpt_neox_japanese(read: Reader) -> Fields:
@@ -119,6 +120,7 @@ def _falcon(read: Reader) -> Fields:
         "attention_output_bias": biases,
         "mlp_bias": biases,
         "norms_per_layer": norms,
+        "parallel_residual": new or parallel,
     }
 
 

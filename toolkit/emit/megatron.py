@@ -8,7 +8,7 @@ from toolkit.emit.megatron_core import core_config
 from toolkit.emit.megatron_model import expert_layers, positions, uneven, window
 from toolkit.megatron_shapes import VOCABULARY_MULTIPLE
 from toolkit.plan import Plan
-from toolkit.recipe import planned_steps
+from toolkit.recipe import decay_steps, planned_steps, warmup_steps
 
 __all__ = ["arguments", "arguments_text", "core_config"]
 
@@ -148,8 +148,10 @@ def _training(plan: Plan, config: dict[str, dict[str, Value]]) -> dict[str, Valu
         "global-batch-size": contract.global_batch_size,
         "train-iters": steps or None,
         "lr-decay-iters": steps or None,
-        "lr-warmup-iters": contract.warmup_steps,
-        "lr-decay-style": contract.schedule,
+        "lr-warmup-iters": warmup_steps(contract, steps),
+        "lr-decay-style": "WSD" if contract.schedule == "wsd" else contract.schedule,
+        "lr-wsd-decay-style": "linear" if contract.schedule == "wsd" else None,
+        "lr-wsd-decay-iters": decay_steps(contract, steps) or None,
         "lr": contract.learning_rate,
         "min-lr": contract.min_learning_rate,
         "optimizer": optimizer["optimizer"],

@@ -9,7 +9,7 @@ from toolkit.emit.megatron_model import experts, gpt, latent_attention, shape, u
 from toolkit.emit.refusals import require_layout, require_megatron
 from toolkit.errors import Problems
 from toolkit.plan import Plan
-from toolkit.recipe import planned_steps
+from toolkit.recipe import planned_steps, warmup_steps
 
 VERSION = "0.16.1"
 DTYPES = {"bf16": "bf16", "fp8": "bf16", "fp16": "fp16", "fp32": "fp32"}
@@ -43,7 +43,7 @@ def core_config(plan: Plan) -> dict[str, Any]:
             "global_batch_size": plan.contract.global_batch_size,
             "sequence_length": plan.contract.sequence_length,
             "train_steps": planned_steps(plan.contract),
-            "lr_warmup_steps": plan.contract.warmup_steps,
+            "lr_warmup_steps": warmup_steps(plan.contract, planned_steps(plan.contract)),
             "lr_decay_style": plan.contract.schedule,
             "seed": plan.contract.seed,
         },

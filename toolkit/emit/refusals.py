@@ -11,7 +11,8 @@ from toolkit.errors import Problems
 from toolkit.megatron_shapes import inexpressible
 from toolkit.pipeline_split import IMPOSSIBLE, pipeline_split
 from toolkit.plan import Plan
-from toolkit.recipe import CHOICES
+from toolkit.programs import unfollowed
+from toolkit.recipe import CHOICES, contract_problems, planned_steps
 from toolkit.strategy import RECOMPUTE
 
 SELECTIVE, FULL = RECOMPUTE.index("selective"), RECOMPUTE.index("full")
@@ -51,10 +52,11 @@ def require_layout(problems: Problems, plan: Plan) -> None:
     for name, value, known in (
         ("precision", work.precision, CHOICES["precision"]),
         ("gradient_accumulation_dtype", work.gradient_accumulation_dtype, SUMS),
-        ("schedule", plan.contract.schedule, CHOICES["schedule"]),
     ):
         if value not in known:
             problems.add(f"{name} {value!r} is not known", f"use one of {', '.join(known)}")
+    for problem in (*contract_problems(plan.contract), *unfollowed(plan.program, plan.contract)):
+        problems.add(f"contract.{problem.message}", problem.remedy)
     world = s.tp * s.pp * s.cp * s.dp
     if world != cluster.num_gpus:
         problems.add(
@@ -153,5 +155,11 @@ def require_megatron(problems: Problems, plan: Plan) -> None:
         )
     if plan.workload.method != "full":
         problems.add(f"Megatron with method {plan.workload.method!r} cannot be written", "use --framework deepspeed")
+    contract = plan.contract
+    if (contract.warmup_fraction or contract.decay_fraction) and not planned_steps(contract):
+        problems.add(
+            "warm-up and decay are shares of all steps, and the contract says only how many epochs there are",
+            "set total_steps or total_tokens: Megatron's flags count steps",
+        )
     for words in inexpressible(model):
         problems.add(f"{model.name}: megatron-core 0.16.1 cannot build {words}", "use --framework deepspeed or fsdp")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from toolkit.errors import Problems, ToolkitError
+from toolkit.programs import unfollowed
 from toolkit.recipe import Contract, Recipe, contract_problems
 from toolkit.registry import files, strict
 
@@ -87,7 +88,7 @@ def _check(recipe: Recipe, path: Path) -> None:
             problems.add(f"{path}: program is {recipe.program!r}", "use finetune or pretrain")
         if not STATUS.fullmatch(recipe.status):
             problems.add(f"{path}: status is {recipe.status!r}", "say 'planned only' or 'verified on <hardware>'")
-        for problem in contract_problems(contract):
+        for problem in (*contract_problems(contract), *unfollowed(recipe.program, contract)):
             problems.add(f"{path}: contract.{problem.message}", problem.remedy)
         if not contract.model:
             problems.add(f"{path}: contract.model is empty", "give a registry name, a hub name or a path")
