@@ -149,10 +149,19 @@ def test_gpt_175b_totals_agree_with_the_formula_consensus() -> None:
     found = peak(
         GPT_175B,
         work,
-        megatron(pp=8, dp=1, virtual_pipeline_stages=3, recompute=1, gradient_accumulation_steps=64),
+        megatron(pp=8, dp=1, dp_shard=1, virtual_pipeline_stages=3, recompute=1, gradient_accumulation_steps=64),
     )
     ours = found.total_bytes - found.framework_bytes
     assert ours / GIB == pytest.approx(59.27, rel=0.02)
+
+
+def test_instances_of_the_distributed_optimizer_divide_within_themselves() -> None:
+    """--num-distributed-optimizer-instances 2: states over half of the data-parallel ranks."""
+    work = Workload(sequence_length=512)
+    whole = peak(LLAMA_7B, work, megatron(pp=1, dp=4, dp_shard=4))
+    halves = peak(LLAMA_7B, work, megatron(pp=1, dp=4, dp_shard=2))
+    assert halves.optimizer_bytes == pytest.approx(2.0 * whole.optimizer_bytes)
+    assert halves.parameters_bytes == whole.parameters_bytes
 
 
 def test_lora_and_qlora_keep_a_frozen_base() -> None:
@@ -176,7 +185,9 @@ def test_ddp_is_twenty_two_bytes_a_parameter_with_autocast() -> None:
     """4 parameters, 2 casts (not of the token table), 4 gradients, 4 buckets, 8 Adam; one rank has no buckets."""
     strategy = Strategy(framework="ddp", dp=8, dp_shard=8, gradient_accumulation_steps=4)
     found = peak(LLAMA_7B, Workload(sequence_length=512), strategy)
-    assert (static(found) + found.communication_buffers_bytes) / P7 == pytest.approx(22 - 2 * 32000 * 4096 / P7, rel=1e-4)
+    assert (static(found) + found.communication_buffers_bytes) / P7 == pytest.approx(
+        22 - 2 * 32000 * 4096 / P7, rel=1e-4
+    )
     alone = peak(LLAMA_7B, Workload(), Strategy(framework="ddp", gradient_accumulation_steps=4))
     assert alone.communication_buffers_bytes == 0
     single = peak(LLAMA_7B, Workload(precision="fp32"), strategy)

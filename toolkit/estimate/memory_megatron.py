@@ -6,7 +6,7 @@ from toolkit.equation import equation
 from toolkit.estimate.precision import eight_bit_weights, value_bytes
 from toolkit.estimate.states import Share, States
 from toolkit.model import ModelSpec
-from toolkit.numeric import Number, minimum, where
+from toolkit.numeric import Number, maximum, minimum, where
 from toolkit.strategy import Strategy
 from toolkit.workload import Precision, Workload
 
@@ -17,22 +17,31 @@ def mixed_precision_bytes(
 ) -> Number:
     """One kind of state: dense parameters over ``n`` ranks, routed experts over ``n_e``.
 
-    With the distributed optimizer the master copy and Adam states are divided by ``n = dp cp`` (experts by the
-    expert data-parallel size ``dp cp t / (ep t_e)``): 6 + 12/n bytes a parameter in bf16, 18 without it.
+    With the distributed optimizer the master copy and Adam states are divided by ``n = dp_shard cp`` (experts by the
+    expert data-parallel size ``dp_shard cp t / (ep t_e)``): 6 + 12/n bytes a parameter in bf16, 18 without it.
     Source: ``megatron/training/theoretical_memory_usage.py`` of Megatron-LM; a dry run of megatron-core 0.16.1 gives
     12.000 and 18.000 bytes.
     """
     return bytes_per_parameter * (1.0 * dense / dense_ranks + 1.0 * experts / expert_ranks)
 
 
+def sharing_ranks(strategy: Strategy) -> tuple[Number, Number]:
+    """Ranks that divide the optimizer states of dense parameters, and of routed experts.
+
+    Several instances of the distributed optimizer (``--num-distributed-optimizer-instances``; InternEvo's ``zero1`` of
+    a size) divide within ``dp_shard`` of the ``dp`` ranks each.
+    """
+    replicas = 1.0 * strategy.dp_shard * strategy.cp
+    expert_replicas = maximum(replicas * strategy.tp / (1.0 * strategy.ep * strategy.etp), 1.0)
+    sharded = strategy.zero_stage > 0
+    return where(sharded, replicas, 1.0), where(sharded, expert_replicas, 1.0)
+
+
 def megatron_states(
     model: ModelSpec, workload: Workload, strategy: Strategy, share: Share, precision: Precision
 ) -> States:
     """Parameters and float32 gradient buffers on every rank; optimizer states divided where asked."""
-    replicas = 1.0 * strategy.dp * strategy.cp
-    expert_replicas = replicas * strategy.tp / (1.0 * strategy.ep * strategy.etp)
-    over = where(strategy.zero_stage > 0, replicas, 1.0)
-    experts_over = where(strategy.zero_stage > 0, expert_replicas, 1.0)
+    over, experts_over = sharing_ranks(strategy)
     everything = share.trained + share.experts
     # fp8: transformer-engine keeps an 8-bit copy of each matrix and its transpose from one micro batch to the next;
     # with 8-bit weights these two are all there is

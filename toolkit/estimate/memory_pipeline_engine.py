@@ -13,7 +13,7 @@ from toolkit.calibration import Calibration
 from toolkit.equation import equation
 from toolkit.errors import ToolkitError
 from toolkit.estimate.framework_memory import communicators
-from toolkit.estimate.memory_megatron import mixed_precision_bytes
+from toolkit.estimate.memory_megatron import mixed_precision_bytes, sharing_ranks
 from toolkit.estimate.precision import optimizer_state_bytes, value_bytes
 from toolkit.estimate.states import Share, States
 from toolkit.model import ModelSpec
@@ -56,10 +56,7 @@ def engine_states(
 ) -> States:
     """States under the engine; what the distributed optimizer divides is divided by ZeRO-1 in the same way."""
     value = precision.parameters
-    replicas = 1.0 * strategy.dp * strategy.cp
-    expert_replicas = replicas * strategy.tp / (1.0 * strategy.ep * strategy.etp)
-    over = where(strategy.zero_stage > 0, replicas, 1.0)
-    experts_over = where(strategy.zero_stage > 0, expert_replicas, 1.0)
+    over, experts_over = sharing_ranks(strategy)
     if workload.engine == "nanotron":
         return _nanotron_states(workload, strategy, share, precision, over, experts_over)
     if workload.engine == "internevo":
