@@ -120,6 +120,16 @@ def test_two_processes_learn_what_one_learns(tmp_path, single, strategy):
 
 
 @pytest.mark.slow
+def test_uneven_virtual_stages_learn_what_one_process_learns(tmp_path):
+    """Six layers and both ends are four chunks of two: 1 + 2 on the first stage, 2 + 1 on the second."""
+    model = msgspec.structs.replace(MODEL, num_hidden_layers=6)
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    reference = run(tmp_path / "one", pretrain_plan(model, processes=1), 1)
+    assert_same(run(tmp_path / "two", pretrain_plan(model, pp=2, virtual_pipeline_stages=2), 2), reference)
+
+
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_where_it_was_on_another_layout(tmp_path, single):
     said = start(tmp_path, pretrain_plan(zero_stage=1), 2, "--max-steps", "2")
     assert "step 2/5" in said and "step 3/5" not in said

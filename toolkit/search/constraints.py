@@ -12,7 +12,8 @@ from toolkit.model import ModelSpec
 from toolkit.pipeline_split import IMPOSSIBLE, pipeline_split
 from toolkit.search.crossing import Space
 from toolkit.search.request import Request
-from toolkit.search.rules import CONSTRAINTS, Constraint
+from toolkit.search.rule import Constraint
+from toolkit.search.rules import CONSTRAINTS
 from toolkit.strategy import Strategy
 
 # checked after the rules, from the estimates
