@@ -51,6 +51,14 @@ def test_a_small_layer_leaves_the_device_idle() -> None:
     assert distance(of_memory(place()), of_memory(tiny)) == 0.0
 
 
+def test_frameworks_lie_farther_apart_in_memory() -> None:
+    """Another account of what is allocated: three times the distance."""
+    torch = {"framework": "torchtitan FSDP2", "tp": 1, "pp": 1, "zero_norm": "1"}
+    one, other = place(tp=1, pp=1), place(**torch)
+    assert one[0] == 1.0 and other[0] == 0.0
+    assert of_memory(one)[0] - of_memory(other)[0] == 3.0
+
+
 def test_another_makers_card_is_far() -> None:
     made = job()
     card = msgspec.structs.replace(made.cluster.accelerator, architecture="cdna3")

@@ -24,6 +24,7 @@ from toolkit.workload import Workload
 # one step a generation of tensor cores; what is not listed counts as Hopper's contemporary of another maker
 GENERATIONS = {"volta": 0.0, "turing": 0.5, "ampere": 1.0, "ada": 1.5, "hopper": 2.0, "blackwell": 3.0}
 BUSY_LAYER_SECONDS = 1e-3  # forward and backward of a layer at the peak: below, the host is slower than the device
+ANOTHER_ACCOUNT = 3.0  # what another framework counts in memory, over what it counts in time
 DIGITS = 3  # of a coordinate
 
 
@@ -63,8 +64,11 @@ def point(
 
 
 def of_memory(job: Point) -> Point:
-    """The coordinates that matter to memory: all but how long a layer keeps the device busy."""
-    return (*job[:-1], 0.0)
+    """The coordinates that matter to memory: frameworks allocate by other rules, so they lie three times as far apart.
+
+    How long a layer keeps the device busy does not matter.
+    """
+    return (*(ANOTHER_ACCOUNT * coordinate for coordinate in job[:3]), *job[3:-1], 0.0)
 
 
 @equation("E1", "sqrt(sum((a_i - b_i)**2))")
