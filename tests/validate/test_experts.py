@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.validate.runs import job
+from tests import residual_table
+from tests.validate.runs import LOOKUPS, job
 from toolkit.registry.calibrations import load_calibration
+from toolkit.validate.evaluated import jobs_of
 from toolkit.validate.experts import experts, why
 from toolkit.validate.job import Job
 
@@ -58,3 +60,13 @@ def test_why_names_the_largest_differences() -> None:
     reasons = why(one, two)
     assert any(reason.startswith("recompute -") for reason in reasons) and len(reasons) <= 3
     assert why(one, one) == []
+
+
+@pytest.mark.slow
+def test_no_published_strategy_is_faster_without_a_reason() -> None:
+    """For each published run the planner's own best is predicted no slower, or the search says why it has it not."""
+    jobs = [each for each in jobs_of(residual_table.rows(), LOOKUPS) if isinstance(each, Job)]
+    counts = experts(jobs, load_calibration(), lambda _: None)
+    assert counts["slower_without_excuse"] == 0
+    assert counts["no_slower"] >= 0.75 * counts["strategies"]
+    assert all(each["excuse"] for each in counts["list"] if each["chosen"] is None)
