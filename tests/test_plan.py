@@ -99,3 +99,24 @@ def test_what_is_no_plan(text: str) -> None:
         plans.load(text)
     with pytest.raises(ToolkitError):
         plans.load(text.encode("latin-1"))
+
+
+@pytest.mark.parametrize(
+    "name", ["cp_method", "recompute_layers", "schedule", "vocabulary", "tp_overlap", "dp_overlap"]
+)
+def test_a_plan_of_before_a_field_has_its_default(name: str) -> None:
+    one = all_plans()["long"]
+    values = json.loads(plans.dump(one))
+    assert name in values["strategy"]
+    del values["strategy"][name]
+    assert plans.load(json.dumps(values)) == one
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("cp_method", "ring"), ("recompute_layers", -1), ("recompute_layers", "12")]
+)
+def test_words_and_numbers_of_recomputation_and_context_are_checked(name: str, value: object) -> None:
+    values = json.loads(plans.dump(all_plans()["long"]))
+    values["strategy"][name] = value
+    with pytest.raises(ToolkitError, match=name):
+        plans.load(json.dumps(values))

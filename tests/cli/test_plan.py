@@ -285,3 +285,53 @@ def test_pins_that_nothing_satisfies_are_told_by_the_rule_they_break(argv: tuple
     done = toolkit("plan", *argv)
     assert done.returncode == 1
     assert words in done.stderr
+
+
+LONG = ("--params", "7B", "--gpus", "16", "--framework", "megatron", "--global-batch", "16")
+
+
+@pytest.mark.parametrize(
+    ("options", "fields"),
+    [
+        (("--recompute-layers", "12"), {"recompute": "full", "recompute_layers": 12}),
+        (("--cp-method", "ulysses", "--cp", "4"), {"cp_method": "a2a", "cp": 4}),
+        (("--cp-method", "ring", "--cp", "4"), {"cp_method": "p2p", "cp": 4}),
+        (("--cp-method", "all_gather"), {"cp_method": "all_gather"}),
+    ],
+)
+def test_what_is_pinned_of_recomputation_and_context_is_kept(options: tuple[str, ...], fields: dict) -> None:
+    found = json.loads(toolkit("plan", *LONG, *options, "--sequence-length", "16384", "--json").stdout)
+    assert found["plans"]
+    for plan in found["plans"]:
+        assert {name: plan["strategy"][name] for name in fields} == fields
+
+
+def test_an_estimate_takes_the_same_options_and_names_broken_rules() -> None:
+    degrees = ("--pp", "2", "--cp", "2", "--cp-method", "a2a", "--recompute-layers", "5", "--zero", "1")
+    done = toolkit("estimate", *LONG, *degrees, "--json")
+    assert json.loads(done.stdout)["strategy"]["recompute"] == "full"
+    refused = toolkit("estimate", *LONG, "--pp", "2", "--cp", "1", "--cp-method", "a2a", "--recompute-layers", "16")
+    assert refused.returncode == 2
+    assert "cp method a2a shares nothing with cp 1" in refused.stderr
+    assert "below the 16 layers of a stage" in refused.stderr
+
+
+def test_experts_and_tensor_degrees_are_pinned_apart() -> None:
+    argv = (
+        "--model",
+        "mixtral-8x7b",
+        "--gpus",
+        "16",
+        "--framework",
+        "megatron",
+        "--tp",
+        "4",
+        "--ep",
+        "4",
+        "--etp",
+        "2",
+    )
+    found = json.loads(toolkit("plan", *argv, "--global-batch", "64", "--json").stdout)
+    assert found["plans"]
+    for plan in found["plans"]:
+        assert (plan["strategy"]["tp"], plan["strategy"]["ep"], plan["strategy"]["etp"]) == (4, 4, 2)
