@@ -26,8 +26,12 @@ from toolkit.plan import Plan
 from toolkit.runtime import checkpoint
 
 
-def save(plan: Plan, folder: Path, built: Built, step: int, keep: int) -> None:
-    """Write ``checkpoint-N``, declare it whole once every rank has written, and drop older ones."""
+def save(plan: Plan, folder: Path, built: Built, step: int, keep: int, position: dict[str, Any]) -> None:
+    """Write ``checkpoint-N``, declare it whole once every rank has written, and drop older ones.
+
+    ``position`` is recorded with it: which data was read, and up to where.
+    """
+    whole_parameters(built)
     target = folder / f"checkpoint-{step}"
     first = torch.distributed.get_rank() == 0
     if first:
@@ -36,14 +40,21 @@ def save(plan: Plan, folder: Path, built: Built, step: int, keep: int) -> None:
     dist_checkpointing.save(_state(plan, built, step), str(target), save_strategy(), None)
     torch.distributed.barrier()
     if first:
-        checkpoint.commit(target, facts(plan) | {"step": step})
+        checkpoint.commit(target, facts(plan) | {"step": step} | position)
         checkpoint.prune(folder, keep)
     torch.distributed.barrier()
 
 
-def resume(plan: Plan, folder: Path, built: Built, rank: int) -> int:
+def whole_parameters(built: Built) -> None:
+    """With overlapped parameter gathers a rank has only its own share of the last update until the next forward."""
+    for chunk in built.chunks:
+        if chunk.ddp_config.use_distributed_optimizer and chunk.ddp_config.overlap_param_gather:
+            chunk.start_param_sync(force_sync=True)
+
+
+def resume(plan: Plan, folder: Path, built: Built, rank: int, data_sha256: str) -> int:
     """Load the newest whole checkpoint of this experiment; the step after which it was written, 0 without one."""
-    name = ranks.on_first_rank(lambda: _newest(plan, folder), rank)
+    name = ranks.on_first_rank(lambda: _newest(plan, folder, data_sha256), rank)
     if name is None:
         return 0
     state = dist_checkpointing.load(_state(plan, built, 0, loading=True), str(folder / name), strict="raise_unexpected")
@@ -59,7 +70,7 @@ def facts(plan: Plan) -> dict[str, Any]:
     return runs.facts(plan) | {"distributed_optimizer": plan.strategy.zero_stage > 0, "ep": plan.strategy.ep}
 
 
-def _newest(plan: Plan, folder: Path) -> str | None:
+def _newest(plan: Plan, folder: Path, data_sha256: str) -> str | None:
     name = runs.newest(plan, folder)
     if name is None:
         return None
@@ -69,6 +80,11 @@ def _newest(plan: Plan, folder: Path) -> str | None:
             f"{folder / name} was saved {'with' if saved.get('distributed_optimizer') else 'without'} the distributed"
             " optimizer, the plan is the other way",
             remedy=f"plan again with --zero {int(bool(saved.get('distributed_optimizer')))}",
+        )
+    if saved.get("data_sha256", data_sha256) != data_sha256:
+        raise ToolkitError(
+            f"{folder / name} was trained on other tokens than {plan.contract.dataset!r} now has",
+            remedy="restore the data, or start anew in another --output-dir",
         )
     if (saved.get("ep", 1) == 1) != (wanted["ep"] == 1):
         raise ToolkitError(

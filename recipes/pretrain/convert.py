@@ -141,7 +141,7 @@ def _described(source: Path) -> tuple[dict[str, Any], ModelSpec, str, Path]:
         )
     plan = plans.load(path.read_bytes(), str(path))
     from recipes.finetune.model import hub_or_path
-    from toolkit.emit.megatron import DTYPES
+    from toolkit.emit.megatron_core import DTYPES
 
     folder = Path(hub_or_path(plan) or ".nowhere")
     known = (folder / "config.json").is_file()

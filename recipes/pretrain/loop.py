@@ -1,4 +1,4 @@
-"""The run itself: data, model, resume, and the loop over optimizer steps."""
+"""The run itself: data, model, resume, the loop over optimizer steps, evaluation, and the model at the end."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ from typing import Any
 import torch
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.utils import unwrap_model
 
 from recipes import resume, schedule
-from recipes.pretrain import checkpoints, data, forward, model
+from recipes.finetune.model import load_tokenizer
+from recipes.pretrain import checkpoints, data, evaluation, forward, model
 from recipes.pretrain.config import CoreConfig, learning_rate_contract
+from recipes.pretrain.hugging_face import start as hugging_face
+from recipes.pretrain.hugging_face import transfer
 from recipes.pretrain.machine import Machine
 from recipes.pretrain.model import Built
+from recipes.pretrain.reports import Reports
 from toolkit.plan import Plan
 from toolkit.record import StepRecord
 from toolkit.runtime import checkpoint
@@ -37,67 +42,100 @@ def train(
     torch.distributed.init_process_group(machine.backend)
     rank = torch.distributed.get_rank()
     say = print if rank == 0 else _silent
-    windows = data.windows(plan, core)
-    contract = learning_rate_contract(plan, core)
-    total = schedule.total_steps(contract, len(windows))
+    text = data.load(plan, core, folder, rank)
+    contract, total = learning_rate_contract(plan, core), text.steps
     last = min(total, options.max_steps) if options.max_steps > 0 else total
-    built = model.build(core, machine, plan.model.vocab_size)
-    start = checkpoints.resume(plan, folder, built, rank)
+    weights, origin = hugging_face.initial_weights(plan, core, rank)
+    built = model.build(core, machine, plan.model.vocab_size, weights)
+    start = checkpoints.resume(plan, folder, built, rank, text.sha256)
     for note in built.notes:
         say(f"note: {note}")
+    say(f"model: {plan.model.name}, {origin}")
     say(
-        f"data: {len(windows)} sequences of {windows.sequence_length} tokens;"
-        f" {total} steps of {contract.global_batch_size} sequences"
+        f"data: {len(text.train)} training and {len(text.held_out or ())} held-out sequences of"
+        f" {text.train.sequence_length} tokens; {total} steps of {contract.global_batch_size} sequences"
     )
     say(f"output: {folder}" + (f", resuming after step {start}" if start else ""), flush=True)
     record = run_record(plan.name, plan_text, torch.distributed.get_world_size(), machine.name)
     telemetry = Telemetry(folder, record, rank)
     if rank == 0 and not (folder / "plan.json").exists():
         write_durably(folder / "plan.json", plan_text)
+    reports = Reports(plan, folder, rank)
 
-    stopped, loss = False, float("nan")
+    def evaluate(step: int) -> float | None:
+        found = evaluation.mean_loss(built, core, text.held_out, options.eval_sequences, machine.device)
+        if found is not None:
+            say(f"held-out loss {found:.4f} after step {step}", flush=True)
+            reports.log(step, {"held_out_loss": found})
+        return found
+
+    stopped, loss, step = False, float("nan"), start
     for step in range(start + 1, last + 1):
         started = time.perf_counter()
         rate = schedule.learning_rate(step - 1, total, contract)
         model.set_learning_rate(built.optimizer, rate, contract.weight_decay)
-        loss, gradient_norm = optimizer_step(built, core, windows, step, machine.device)
-        telemetry.step(
-            StepRecord(
-                step=step,
-                seconds=time.perf_counter() - started,
-                tokens=contract.global_batch_size * contract.sequence_length,
-                loss=_finite(loss),
-                learning_rate=rate,
-                gradient_norm=_finite(gradient_norm),
-                peak_memory_bytes=torch.cuda.max_memory_allocated() if machine.device == "cuda" else None,
-                samples_seen=step * contract.global_batch_size,
-            )
+        loss, gradient_norm = optimizer_step(built, core, text.train, step, machine.device)
+        written = StepRecord(
+            step=step,
+            seconds=time.perf_counter() - started,
+            tokens=contract.global_batch_size * contract.sequence_length,
+            loss=_finite(loss),
+            learning_rate=rate,
+            gradient_norm=_finite(gradient_norm),
+            peak_memory_bytes=torch.cuda.max_memory_allocated() if machine.device == "cuda" else None,
+            samples_seen=step * contract.global_batch_size,
         )
-        seconds = time.perf_counter() - started
-        say(f"step {step}/{total}  loss {loss:.4f}  learning rate {rate:.3g}  {seconds:.2f} s", flush=True)
+        telemetry.step(written)
+        reports.step(written)
+        say(f"step {step}/{total}  loss {loss:.4f}  learning rate {rate:.3g}  {written.seconds:.2f} s", flush=True)
         stopped = stop.agreed(machine.device)
         if stopped or step == last or (options.save_steps > 0 and step % options.save_steps == 0):
-            checkpoints.save(plan, folder, built, step, options.keep)
+            position = {"samples_seen": step * contract.global_batch_size, "data_sha256": text.sha256}
+            checkpoints.save(plan, folder, built, step, options.keep, position | reports.identity())
         if stopped and step < last:
             break
+        if options.eval_steps > 0 and step % options.eval_steps == 0 and step < last:
+            evaluate(step)
     telemetry.close()
     if stopped and step < last:
         say(f"stopped after step {step} of {total} ({stop.reason}); the same command goes on from there", flush=True)
         return stopped_exit_code()
-    if last == total and rank == 0:
-        checkpoint.mark_finished(folder, resume.facts(plan) | {"step": total, "loss": loss})
+    held_out_loss = evaluate(step)
+    if last == total:
+        _save_result(plan, core, built, folder, rank, say)
+        if rank == 0:
+            losses = {"loss": loss if math.isfinite(loss) else None, "held_out_loss": held_out_loss}
+            checkpoint.mark_finished(folder, resume.facts(plan) | {"step": total} | losses)
         say(f"finished: {folder}", flush=True)
+    reports.close()
     return 0
 
 
-def optimizer_step(built: Built, core: CoreConfig, windows: data.Windows, step: int, device: str) -> tuple[float, Any]:
+def _save_result(plan: Plan, core: CoreConfig, built: Built, folder: Path, rank: int, say: Any) -> None:
+    """The trained weights in ``model``, as ``from_pretrained`` reads them, where Hugging Face has such a model."""
+    settings, reason = hugging_face.final_config(plan, core)
+    if settings is None:
+        say(f"note: no folder 'model' is written: {reason}")
+        return
+    checkpoints.whole_parameters(built)
+    chunks = unwrap_model(built.chunks)
+    tokenizer = load_tokenizer(plan)
+    special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    transfer.export(
+        chunks, chunks[0].config, special | settings, plan.model.vocab_size, folder / "model", tokenizer.save_pretrained
+    )
+
+
+def optimizer_step(
+    built: Built, core: CoreConfig, sequences: data.Sequences, step: int, device: str
+) -> tuple[float, Any]:
     """One global batch through the library's schedule and one update; the mean loss per token and the gradient norm."""
     training = core.training
     ranks, rank = parallel_state.get_data_parallel_world_size(), parallel_state.get_data_parallel_rank()
     for chunk in built.chunks:
         chunk.zero_grad_buffer()
     built.optimizer.zero_grad()
-    batches = [data.micro_batches(windows, step - 1, training, ranks, rank) for _ in built.chunks]
+    batches = [data.micro_batches(sequences, step - 1, training, ranks, rank) for _ in built.chunks]
     several = len(built.chunks) > 1  # the interleaved schedule takes lists, the others one of each
     results = get_forward_backward_func()(
         forward_step_func=forward.forward_step(device),

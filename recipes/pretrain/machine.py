@@ -16,6 +16,8 @@ from recipes.finetune.checks import is_cpu
 from toolkit.errors import ToolkitError
 from toolkit.plan import Plan
 
+FP8 = (8, 9)  # compute capability of the first GPUs with such products (Ada; Hopper is 9.0)
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -46,11 +48,19 @@ def detect(plan: Plan) -> Machine:
             remedy="start it on such a machine, or plan for this one with --cluster local-cpu",
         )
     torch.cuda.set_device(local_rank)
+    engine = importlib.util.find_spec("transformer_engine") is not None
+    if plan.workload.precision == "fp8" and not (engine and torch.cuda.get_device_capability() >= FP8):
+        capability = ".".join(map(str, torch.cuda.get_device_capability()))
+        raise ToolkitError(
+            f"fp8 needs compute capability 8.9 and Transformer Engine; {torch.cuda.get_device_name()} has {capability}"
+            f" and the engine is {'' if engine else 'not '}installed",
+            remedy="plan with --precision bf16",
+        )
     return Machine(
         name=torch.cuda.get_device_name(),
         device="cuda",
         backend="nccl",
-        transformer_engine=importlib.util.find_spec("transformer_engine") is not None,
+        transformer_engine=engine,
         apex=importlib.util.find_spec("apex") is not None,
     )
 

@@ -10,8 +10,9 @@ alone, so one contract gives the same losses on every layout, up to rounding.
 Exit codes: 0 done (or done before), 2 the inputs cannot be right, 75 (0 under torchrun, which would take
 it for a crash) stopped on request with a checkpoint saved: start the same command again.
 
-In the output directory: ``run.json`` and ``steps.jsonl`` (telemetry), ``checkpoint-N`` and ``FINISHED``. A
-second start resumes from the newest whole checkpoint, also on another layout.
+In the output directory: ``run.json`` and ``steps.jsonl`` (telemetry), ``checkpoint-N``, ``model`` (the result, as
+``from_pretrained`` reads it) and ``FINISHED``. A second start resumes from the newest whole checkpoint, also on
+another layout.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ def main(argv: list[str] | None = None) -> int:
     """Run the program; problems with the inputs go to stderr as sentences."""
     parser = program.parser("recipes.pretrain.train", "Pretrain what a plan says.")
     parser.add_argument("--megatron", type=Path, help="default: megatron_core.json beside the plan")
+    parser.add_argument(
+        "--eval-steps", type=int, default=0, help="steps between evaluations (default: at the end only)"
+    )
+    parser.add_argument("--eval-sequences", type=int, default=512, help="held-out sequences of one evaluation (512)")
     return program.told(run, parser.parse_args(argv))
 
 

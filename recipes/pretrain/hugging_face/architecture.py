@@ -107,6 +107,7 @@ def check(core: CoreConfig, plan: Plan, config: dict[str, Any], name: str) -> No
     """Raise ToolkitError where the megatron file's model would not compute what the checkpoint's does."""
     spec = spec_of(config, name)
     wanted = sections(config, spec, core.training.sequence_length, plan.strategy, plan.cluster)
+    no_matter = NOT_FUNCTION | ({"ffn_hidden_size"} if set(spec.layer_mlps) == {"E"} else set())  # no dense layer
     with Problems() as problems:
         if plan.model.vocab_size != spec.vocab_size:
             problems.add(
@@ -116,7 +117,7 @@ def check(core: CoreConfig, plan: Plan, config: dict[str, Any], name: str) -> No
         for section, settings in wanted.items():
             for key, value in settings.items():
                 found = getattr(core, section).get(key)
-                if key not in NOT_FUNCTION and found != value and (found or value):
+                if key not in no_matter and found != value and (found or value):
                     problems.add(
                         f"{section}.{key} is {found!r} in the megatron file, {name} needs {value!r}",
                         "plan again with --model set to this checkpoint, or write this value into the megatron file",
