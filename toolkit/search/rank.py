@@ -40,6 +40,7 @@ RUNGS = (
 # estimates is no reason to climb. Choices, not measurements.
 PRICE_OF_RUNG = (0.0, 0.01, 0.02, 0.03, 0.12, 0.13, 0.14, 0.15, 0.18, 0.25, 0.30)
 PRICE_OF_DOUBLING = 0.005  # of tp * pp * cp * ep * virtual stages: more parts that must wait for one another
+PRICE_OF_METHOD = 0.01  # of context parallelism other than by a ring, which is Megatron's own choice
 PRICE_OF_SECONDARY_COPY = 0.01  # of hpZ, and of a whole copy in every node (hybrid sharding)
 
 
@@ -59,6 +60,7 @@ def price(strategy: Strategy) -> Any:
     return (
         numpy.asarray(PRICE_OF_RUNG)[rung(strategy)]
         + PRICE_OF_DOUBLING * numpy.log2(parts)
+        + PRICE_OF_METHOD * (strategy.cp_method != "p2p")
         + where((strategy.hpz > 1) | (strategy.dp_shard < strategy.dp), PRICE_OF_SECONDARY_COPY, 0.0)
     )
 
