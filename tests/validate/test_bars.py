@@ -66,10 +66,10 @@ def test_no_residuals_no_intervals() -> None:
 def test_the_scale_holds_four_of_five() -> None:
     """Two sources that differ in nothing: the spread of one is judged by that of the other."""
     runs = tuple(Run(f"{s}{i}", s, 0.01 * i, (0.0,)) for s in (0, 1) for i in range(1, 101))
-    scale = conformal_scale(runs, Residuals(scale=1.0, kernel=0.6, growth=1.0, runs=runs))
+    scale = conformal_scale(runs, Residuals(scale=1.0, kernel=0.6, growth=1.0, runs=runs), 0.81)
     # the 80 % quantile of the other source is 0.80, what 81 % of the runs need beyond the floor is 0.81 - 0.02
     assert scale == pytest.approx((0.81 - 0.02) / 0.80, abs=0.003)
-    assert conformal_scale(runs[:100], Residuals(scale=1.0, kernel=0.6, growth=1.0, runs=runs[:100])) == 1.0
+    assert conformal_scale(runs[:100], Residuals(scale=1.0, kernel=0.6, growth=1.0, runs=runs[:100]), 0.81) == 1.0
 
 
 def test_runs_recommended_for_memory_alone_teach_no_time() -> None:
