@@ -60,8 +60,8 @@ def test_a01_the_temporary_of_a_non_fused_adam(recompute: str, length: int) -> N
     assert two["verdict"] == "no"
     assert parts(two)["parameters"] == pytest.approx(12.55, abs=0.01)  # whole on every card
     assert parts(two)["optimizer"] == pytest.approx(12 * case["parameters"] / 8 / GIB)
-    at_the_loss = length > 1024 and recompute == "none"  # activations of a long sequence outgrow the step
-    assert at_the_loss or parts(two)["optimizer_temporaries"] >= case["failing_allocation_gib"]
+    # with activations kept, what they free is room for the step
+    assert recompute == "none" or parts(two)["optimizer_temporaries"] >= case["failing_allocation_gib"]
     assert said(two, "12.55 GiB of parameters are replicated", "are sharded over 8")
     assert said(two, "fits with one of", "--zero 3", "--offload optimizer")
     # a fused kernel needs no such temporary: a near miss, which nobody may call a fit

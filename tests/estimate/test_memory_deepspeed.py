@@ -160,7 +160,7 @@ def test_zero_3_holds_float32_gradients_of_one_sub_group_in_the_step() -> None:
 def test_offloaded_gradients_are_in_host_memory_in_the_optimizer_step_too(stage: int) -> None:
     """The CPU optimizer updates on the host (``stage_1_and_2.py:570-590``): no gradient is left on the device."""
     offloaded = states(LLAMA_7B, zero(stage, 8, offload=1))
-    assert offloaded.final == offloaded.handed == offloaded.step == 0.0
+    assert offloaded.handed == offloaded.step == 0.0
     # stage 1 moves them after the last micro batch, stage 2 after every one (counted in dry runs)
     assert offloaded.accumulated == (2.0 * count_parameters(LLAMA_7B).total if stage == 1 else 0.0)
     assert states(LLAMA_7B, zero(stage, 8)).final > 0.0

@@ -16,7 +16,7 @@ from toolkit.verify.run import verify
 
 EIGHT_NODES = msgspec.structs.replace(DGX, nodes=8)
 STATES = ("parameters", "gradients", "optimizer")
-EXACT = 1e-6  # padding, and the 4 bytes of Adam's step
+EXACT = 1e-4  # padding, norms in a flat tensor of their own, and the 4 bytes of Adam's step
 
 
 def dry(framework: str, layers: int, model: Any = LLAMA_8B, sequence: int = 2048, **strategy: Any) -> dict[str, Any]:
@@ -71,7 +71,9 @@ def test_deepspeed_offload(stage: int, offload: int) -> None:
 def test_a_secondary_copy() -> None:
     found = dry("deepspeed", 4, zero_stage=3, hpz=8)
     agrees(found)
-    assert found["ranks"][0]["other_bytes"]["secondary"] == pytest.approx(2 * 1_923_125_248 / 8)
+    assert found["ranks"][0]["other_bytes"]["secondary"] == pytest.approx(
+        2 * 1_923_125_248 / 8, rel=1e-4
+    )  # persistent ones have none
 
 
 @pytest.mark.slow

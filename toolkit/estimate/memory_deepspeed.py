@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from toolkit import deepspeed_defaults as defaults
 from toolkit.equation import equation
-from toolkit.estimate.partition import fullest_partition
+from toolkit.estimate.partition import first_partition, fullest_partition
 from toolkit.estimate.precision import NF4_BYTES, UNFUSED, resident_states
 from toolkit.estimate.states import Share, States
 from toolkit.model import ModelSpec
@@ -118,13 +118,28 @@ def deepspeed_states(
     oversized = value * minimum(trained, 1.0 * sum(size for size in share.tensors if size > bucket))
     # where gradients accumulate, the embedding's is whole before it is added to the others
     added = where(strategy.gradient_accumulation_steps > 1, value * minimum(share.largest, trained), 0.0)
-    last = (first_copy if wide else oversized + partitioned) + added
-    final = where(stage == 0, first_copy + added, where(stage == 1, last, accumulated))
-    handed = where(stage == 0, first_copy, where((stage == 1) & wide, first_copy, where(stage == 3, 0.0, partitioned)))
+    waiting = value * minimum(share.largest, trained)  # one gradient above the bucket's size, until it is reduced
+    # of stage 1's ranks the one that owns the embedding holds most: its gradient there, and as it leaves the bucket
+    last = first_copy + added if wide else oversized + waiting
+    # stage 2 puts the gradients of a micro batch into a tensor of their own before they are added to the others
+    several = where(strategy.gradient_accumulation_steps > 1, 2.0, 1.0)
+    final = where(stage == 0, first_copy + added, where(stage == 1, last, several * partitioned + waiting))
+    final = where(stage == 3, 0.0, final)
+    split = (stage == 1) | (stage == 2)
+    # under offload such a gradient is cloned, and those of the rank's own tensors stay until they are copied out
+    own = where(offload > 0, waiting, partitioned)
+    # at stage 1 a gradient is added to what is there before it is copied
+    one_by_one = (stage == 1) & (strategy.gradient_accumulation_steps > 1)
+    together = where(one_by_one, maximum(own, waiting), own + waiting)
+    head = where(split, together, where(stage == 3, waiting, 0.0))
+    copied_out = where(split, partitioned + 2.0 * waiting, 0.0)
+    first = value * minimum(trained, first_partition(share.tensors, ranks * strategy.tp))
+    handed = where(stage == 0, first_copy, where(stage == 2, partitioned, 0.0))
+    handed = where(stage == 1, first_copy if wide else first, handed)
     on_host = value * minimum(share.largest, trained)  # the buffer that each gradient is copied through
     # stage 1 moves gradients to the host after the last micro batch only
     accumulated = where((offload > 0) & (stage > 1), 0.0, accumulated)
-    final = where(offload > 0, 0.0, final)
+    final = where(offload > 0, copied_out, final)
 
     buffers, backward = _buffers(model, strategy, share, trained, value, on_host)
     flat, several = (FLAT_TEMPORARY, LIST_TEMPORARY) if workload.optimizer in UNFUSED else (0.0, 0.0)
@@ -146,6 +161,7 @@ def deepspeed_states(
         backward=backward,
         step=where(offload > 0, 0.0, step),
         handed=where(offload > 0, 0.0, handed),
+        head=head,
     )
 
 

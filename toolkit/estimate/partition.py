@@ -31,6 +31,11 @@ def fullest_partition(sizes: Sizes, ranks: Number) -> Number:
     return each(functools.partial(_fullest, sizes), ranks)
 
 
+def first_partition(sizes: Sizes, ranks: Number) -> Number:
+    """The same for the first rank, which owns the embedding or its beginning."""
+    return each(lambda number: _held(sizes, number).get(0, 0.0), ranks)
+
+
 @functools.lru_cache(maxsize=4096)
 def _fullest(sizes: Sizes, ranks: int) -> float:
     return max(_held(sizes, ranks).values(), default=0.0)

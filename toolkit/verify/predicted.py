@@ -47,8 +47,11 @@ def ranks(plan: Plan, calibration: Calibration) -> list[Rank]:
     table = tables(plan.model, plan.workload, s.framework)
     found = stages(plan.model, s, table)
     if s.framework != "megatron" or s.pp == 1:
-        # ZeRO-1 and 2 keep gradients by which tensors reach into a rank's share: the dry run looks for the fullest
-        kind = "fullest rank" if s.framework == "deepspeed" and s.zero_stage in (1, 2) else "every rank"
+        # ZeRO-1 and 2 keep gradients by which tensors reach into a rank's share: at stage 2 the dry run looks for the
+        # fullest; at stage 1 the rank that owns the embedding has most when its backward pass ends
+        kind = "fullest rank" if s.framework == "deepspeed" and s.zero_stage == 2 else "every rank"
+        if s.framework == "deepspeed" and s.zero_stage == 1:
+            kind = "embedding's rank"
         return [Rank(kind, 0, predicted(plan, calibration, found[0]))]
     per_stage = plan.cluster.num_gpus // s.pp
     middle = [("second stage", 1, second_stage(s, table))] if s.pp > 2 else []
