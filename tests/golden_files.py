@@ -13,16 +13,18 @@ from typing import Any
 
 import msgspec
 
-from tests import plans, residual_table, worked_example
+from tests import plans, recipe_table, residual_table, worked_example
 from toolkit import plan as plan_module
 from toolkit.emit import accelerate, deepspeed, megatron, script, slurm
 from toolkit.emit.bundle import bundle, to_json
+from toolkit.gpu_counts import parse_gpus
 from toolkit.plan import Plan
+from toolkit.registry.recipes import load_recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("ds_configs", "slurm", "tests/golden")
 
-# recipe: (cluster, GPUs, what is pinned); every other recipe is planned for ELSE
+# recipe: (cluster, GPUs, what is pinned); every other one is planned for its reference
 TARGETS: dict[str, tuple[tuple[str, str, dict[str, Any]], ...]] = {
     "tiny": (
         ("local-cpu", "2", {"framework": "deepspeed", "zero_stage": 2}),
@@ -37,11 +39,7 @@ TARGETS: dict[str, tuple[tuple[str, str, dict[str, Any]], ...]] = {
         ("aws-p4d", "8", {}),
     ),
 }
-ELSE: tuple[tuple[str, str, dict[str, Any]], ...] = (
-    ("dgx-h100", "2x8", {}),
-    ("dgx-a100-80gb", "2x8", {}),
-    ("aws-p4d", "4x8", {}),
-)
+MOST_NODES = 16  # scripts for larger jobs are not committed: `toolkit plan --recipe NAME --out DIR` writes them
 ESTIMATES = ("memory", "host_memory", "communication", "step", "resilience")
 INTERVALS = ("step_interval80", "memory_interval80")
 DIGITS = 6
@@ -49,9 +47,15 @@ DIGITS = 6
 
 def shipped_recipes() -> list[str]:
     """Names of the recipes in this repository; a user's own are not generated for."""
-    from toolkit.registry.recipes import SHIPPED, all_recipes
+    return [found.recipe.name for found in recipe_table.shipped()]
 
-    return [found.recipe.name for found in all_recipes() if SHIPPED in found.path.parents]
+
+def targets(name: str) -> tuple[tuple[str, str, dict[str, Any]], ...]:
+    """What is planned for a recipe; nothing where its reference is a larger job than those that are committed."""
+    if name in TARGETS:
+        return TARGETS[name]
+    cluster, gpus = load_recipe(name).reference.split()
+    return ((cluster, gpus, {}),) if parse_gpus(gpus).nodes <= MOST_NODES else ()
 
 
 def planned(recipe: str, cluster: str, gpus: str, pinned: dict[str, Any]) -> Plan:
@@ -83,7 +87,7 @@ def of_recipes() -> dict[str, str]:
     """``ds_configs/`` and ``slurm/``; the scripts are submitted from the root of the repository."""
     texts = {}
     for recipe in shipped_recipes():
-        for cluster, gpus, pinned in TARGETS.get(recipe, ELSE):
+        for cluster, gpus, pinned in targets(recipe):
             plan = planned(recipe, cluster, gpus, pinned)
             stem = f"{recipe}__{plan.cluster.nodes}x{plan.cluster.gpus_per_node}-{cluster}"
             files = script.Files(directory=".", plan=f"slurm/plans/{stem}.json", output_directory=f"runs/{stem}")
@@ -158,6 +162,8 @@ def write() -> list[str]:
     if before != after:
         worked_example.MATHS.write_text(after)
         changed.append(str(worked_example.MATHS.relative_to(ROOT)))
+    if recipe_table.write():
+        changed.append(str(recipe_table.README.relative_to(ROOT)))
     for name in sorted(committed() - wanted.keys()):
         (ROOT / name).unlink()
         changed.append(name)

@@ -44,7 +44,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str  # of the recipe or model: names the job and its files
     program: str  # finetune | pretrain: which training program runs it
-    recipe: str = ""  # "tiny@1" or empty
+    recipe: str = ""  # "tiny@1", with the names of settings that were changed, or empty
     model: ModelSpec
     cluster: ClusterSpec
     workload: Workload

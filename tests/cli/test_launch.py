@@ -14,7 +14,7 @@ from tests import finetune_runs
 from toolkit import plan as plans
 from toolkit.cli.launch import command
 from toolkit.errors import NoFeasiblePlan, ToolkitError
-from toolkit.registry.recipes import load_recipe
+from toolkit.registry.recipes import all_recipes, load_recipe
 from toolkit.runtime.telemetry import read_steps
 
 
@@ -108,3 +108,25 @@ def test_a_recipe_is_planned_emitted_and_trained_by_one_command(tmp_path: Path) 
     done = subprocess.run([*start, "--", "--max-steps", "3"], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [step.step for step in read_steps(tmp_path / "run" / "run")] == [1, 2, 3]
+
+
+def test_another_global_batch_is_told_with_old_and_new_values_and_gets_a_folder_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(command, [*LOCAL, "--global-batch", "32", "--dry-run"], catch_exceptions=False)
+    assert "global batch 16 -> 32" in done.stderr and "learning rate 0.003 -> 0.00424264" in done.stderr
+    made = plans.load((tmp_path / "runs" / "tiny-batch32" / "plan.json").read_bytes())
+    assert (made.contract.global_batch_size, made.contract.total_steps) == (32, 30)
+
+
+def test_every_recipe_can_be_launched(tmp_path: Path) -> None:
+    for found in all_recipes():
+        recipe = found.recipe
+        cluster, gpus = recipe.reference.split()
+        data = () if recipe.contract.dataset else ("--dataset", "sample")
+        arguments = (recipe.name, "--cluster", cluster, "--gpus", gpus, *data, "--dry-run")
+        document = launch(*arguments, "--out", str(tmp_path / recipe.name))
+        made = plans.load((tmp_path / recipe.name / "plan.json").read_bytes())
+        assert made.contract.global_batch_size == recipe.contract.global_batch_size
+        assert document["command"] == ["bash", str(tmp_path / recipe.name / "launch.sh")]

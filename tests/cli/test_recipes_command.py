@@ -30,3 +30,17 @@ def test_one_recipe_with_its_whole_contract() -> None:
 def test_an_unknown_recipe() -> None:
     with pytest.raises(ToolkitError, match="unknown recipe"):
         said("nothing")
+
+
+def test_show_is_the_same_and_takes_a_version() -> None:
+    assert said("show", "tiny") == said("tiny") == said("show", "tiny@1")
+    assert "arXiv:2407.21783" in said("show", "pretrain-llama-3-405b") and "differs" in said("show", "sft-zephyr-7b")
+    with pytest.raises(ToolkitError, match="no version '9'"):
+        said("show", "tiny@9")
+
+
+def test_one_name_at_a_time() -> None:
+    with pytest.raises(ToolkitError, match="which recipe"):
+        said("show")
+    with pytest.raises(ToolkitError, match="several recipes"):
+        said("tiny", "tiny-pretrain")

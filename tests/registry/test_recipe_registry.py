@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from recipes import lock
+from toolkit.cli.request import build
 from toolkit.errors import ToolkitError
 from toolkit.recipe import Contract, contract_sha256
 from toolkit.registry.recipes import SHIPPED, all_recipes, find_recipe, load_recipe
@@ -84,6 +85,28 @@ def test_own_recipes_hide_shipped_ones(own_folder: Path) -> None:
     assert (found.recipe.contract.seed, found.path) == (7, own_folder / "tiny.toml")
 
 
+def test_an_old_version_stays_runnable(own_folder: Path) -> None:
+    old = written(own_folder, TINY, "mine")
+    (own_folder / "earlier").mkdir()
+    Path(old).rename(own_folder / "earlier" / "mine@1.toml")
+    written(own_folder, TINY.replace("version = 1", "version = 2").replace("seed = 42", "seed = 7"), "mine")
+    assert [load_recipe(name).contract.seed for name in ("mine", "mine@2", "mine@1", "MINE@1")] == [7, 7, 42, 42]
+    assert [found.recipe.version for found in all_recipes() if found.recipe.name == "mine"] == [2]
+    assert "no version '3'" in message("mine@3") and "there is 1, 2" in message("mine@3")
+    assert "no version 'x'" in message("mine@x")
+    asked = build({"recipe": "mine@1", "cluster": "local-cpu", "gpus": "2"})
+    assert (asked.contract.seed, asked.recipe and asked.recipe.version) == (42, 1)
+
+
+def test_every_recorded_version_is_found_and_is_what_was_recorded() -> None:
+    contracts = lock.read()["contracts"]
+    assert len(contracts) >= 20
+    for name, recorded in contracts.items():
+        recipe = load_recipe(name)
+        assert f"{recipe.name}@{recipe.version}" == name
+        assert contract_sha256(recipe.contract) == recorded["sha256"], name
+
+
 def test_files_beside_a_recipe_are_found_from_anywhere(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("")
     path = written(tmp_path, TINY.replace('dataset = "sample"', 'dataset = "rows.jsonl"'))
@@ -116,6 +139,11 @@ def test_all_mistakes_of_a_file_at_once(tmp_path: Path) -> None:
         ("min_learning_rate = 3.0e-4", "min_learning_rate = 1.0", "exceeds learning_rate"),
         ('model = "tiny"', 'model = ""', "contract.model is empty"),
         ('name = "tiny"', 'name = "huge"', "calls itself 'huge'"),
+        ("seed = 42", "seed = 42\nwarmup_fraction = 0.1", "warmup_steps is 5 and warmup_fraction 0.1"),
+        ("seed = 42", "seed = 42\nlora_dropout = 1.5", "it is a share, from 0 to 1"),
+        ('schedule = "cosine"', 'schedule = "wsd"', "schedule wsd needs a decay_fraction"),
+        ("seed = 42", "seed = 42\ndecay_fraction = 0.1", "schedule wsd needs a decay_fraction"),
+        ('reference = "local-cpu 2"', 'reference = "local-cpu"', "write a cluster and GPUs"),
         ("[contract]", "[contract", "cannot read the recipe"),
     ],
 )

@@ -10,7 +10,7 @@ import msgspec
 from toolkit.cluster import ClusterSpec
 from toolkit.errors import ToolkitError
 from toolkit.model import ModelSpec
-from toolkit.recipe import Contract, Recipe
+from toolkit.recipe import Contract, Recipe, contract_sha256
 from toolkit.units import format_count
 
 # A step of about 4 million tokens up to 1,024 GPUs (Llama 2, arXiv:2307.09288, table 1) and 16 million
@@ -18,10 +18,9 @@ from toolkit.units import format_count
 PRETRAIN_BATCH_TOKENS = 4 * 2**20
 LARGE_PRETRAIN_BATCH_TOKENS = 16 * 2**20
 ADAPTER_BATCH_SEQUENCES = 128
-# option: field of the contract that it replaces
+# option: field of the contract that it replaces, and nothing else with it
 CONTRACT_OPTIONS = {
     "sequence_length": "sequence_length",
-    "global_batch": "global_batch_size",
     "learning_rate": "learning_rate",
     "optimizer": "optimizer",
     "dataset": "dataset",
@@ -56,6 +55,11 @@ def contract_of(
         changes |= {name: options[name] for name in ("dataset", "tokenizer", "optimizer") if options.get(name)}
         said += _said_of_schedule(options, method)
     else:
+        if options.get("global_batch") and options["global_batch"] != base.global_batch_size:
+            from toolkit.batch_scaling import rescaled
+
+            base, sentences = rescaled(base, options["global_batch"])
+            said += sentences
         for option, field in CONTRACT_OPTIONS.items():
             if options.get(option) and options[option] != getattr(base, field):
                 changes[field] = options[option]
@@ -64,6 +68,11 @@ def contract_of(
                     "this is a new experiment, and nothing else is adapted to it"
                 )
     contract = msgspec.structs.replace(base, **changes)
+    if recipe and contract != recipe.contract:
+        new, old = (contract_sha256(each)[:16] for each in (contract, recipe.contract))
+        said.append(f"contract {new}, no longer {recipe.name}@{recipe.version} with {old}")
+    if recipe and not contract.dataset:
+        said.append(f"recipe {recipe.name} names no data set: give --dataset before the files are started")
     longest = model.max_position_embeddings
     if longest and contract.sequence_length > longest:
         said.append(

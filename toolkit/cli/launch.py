@@ -14,9 +14,13 @@ import click
 from toolkit.cli.options import strategy_options
 from toolkit.errors import ToolkitError
 from toolkit.strategy import FRAMEWORKS
+from toolkit.workload import MOST_SEQUENCES
 
 if TYPE_CHECKING:
     from toolkit.plan import Plan
+
+
+OF_A_RECIPE = ("gpus", "cluster", "accelerator", "gpus_per_node", "global_batch", "dataset")
 
 
 @click.command("launch")
@@ -26,6 +30,8 @@ if TYPE_CHECKING:
 @click.option("--cluster", metavar="NAME|FILE", help="A named cluster or your own TOML.")
 @click.option("--accelerator", metavar="NAME", help="e.g. h100, a100-80gb, mi300x.")
 @click.option("--gpus-per-node", type=click.IntRange(min=1), help="Where it differs from the cluster's.")
+@click.option("--global-batch", type=click.IntRange(1, MOST_SEQUENCES), help="Another one than the recipe's, by rule.")
+@click.option("--dataset", metavar="NAME|PATH", help="Hub name, local JSONL/Parquet/text, or: sample.")
 @click.option("--framework", type=click.Choice(["any", *FRAMEWORKS]), default="any", show_default=True)
 @strategy_options
 @click.option("--out", metavar="DIR", help="Where the files go: runs/RECIPE, or beside PLAN.json, unless given.")
@@ -66,7 +72,7 @@ def command(what: str, program_arguments: tuple[str, ...], **options: Any) -> No
 def _plan(what: str, options: dict[str, Any]) -> tuple[Plan, Path]:
     """The plan that is meant, and the absolute folder for its files."""
     if what.endswith(".json"):
-        given = [name for name in ("gpus", "cluster", "accelerator", "gpus_per_node") if options[name]]
+        given = [name for name in OF_A_RECIPE if options[name]]
         if given:
             raise ToolkitError(
                 f"{what} is a plan already, --{given[0].replace('_', '-')} would need another one",
@@ -82,6 +88,9 @@ def _plan(what: str, options: dict[str, Any]) -> tuple[Plan, Path]:
     ranked, result = plan(asked, 1)
     if not ranked:
         raise no_plan(asked, result)
+    if not options["as_json"]:
+        for sentence in asked.contract_notes:
+            click.echo(sentence, err=True)
     return ranked[0], Path(options["out"] or Path("runs") / ranked[0].name).absolute()
 
 

@@ -53,7 +53,7 @@ def request_options(function: Function) -> Function:
             click.option("--gpus-per-node", type=click.IntRange(min=1), help="Where it differs from the cluster's."),
             click.option("--sequence-length", type=click.IntRange(1, MOST_TOKENS), help="Tokens per sequence."),
             click.option(
-                "--global-batch", type=click.IntRange(1, MOST_SEQUENCES), help="Sequences per optimizer step."
+                "--global-batch", type=click.IntRange(1, MOST_SEQUENCES), help="Sequences per optimizer step; a recipe's rate follows."
             ),
             click.option("--tokens", metavar="N", help="Tokens to train on in all, e.g. 1T."),
             click.option("--dataset", metavar="NAME|PATH", help="Hub name, local JSONL/Parquet/text, or: sample."),

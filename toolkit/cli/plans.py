@@ -24,7 +24,7 @@ def plan_of(asked: Asked, choice: Choice, reason: tuple[str, ...]) -> Plan:
     return Plan(
         name=asked.name,
         program="pretrain" if choice.strategy.framework == "megatron" else "finetune",
-        recipe=f"{asked.recipe.name}@{asked.recipe.version}" if asked.recipe else "",
+        recipe=_origin(asked),
         model=request.model,
         cluster=request.cluster,
         workload=request.workload,
@@ -45,6 +45,19 @@ def plan_of(asked: Asked, choice: Choice, reason: tuple[str, ...]) -> Plan:
         assumptions=asked.assumptions,
         calibration=asked.calibration.reference,
     )
+
+
+def _origin(asked: Asked) -> str:
+    """Which recipe, and which of its settings were changed; empty without one."""
+    recipe = asked.recipe
+    if recipe is None:
+        return ""
+    changed = [
+        name
+        for name in asked.contract.__struct_fields__
+        if getattr(asked.contract, name) != getattr(recipe.contract, name)
+    ]
+    return f"{recipe.name}@{recipe.version}" + (f" with another {', '.join(changed)}" if changed else "")
 
 
 def expected(asked: Asked, framework: str, step_seconds: float) -> ResilienceEstimate | None:

@@ -3,42 +3,75 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import click
 
+from toolkit.errors import ToolkitError
+
+if TYPE_CHECKING:
+    from toolkit.registry.recipes import Found
+
+LABELS = ("summary", "source", "differs", "reference", "status", "expected", "measured")
+
 
 @click.command("recipes")
-@click.argument("name", required=False)
+@click.argument("words", nargs=-1, metavar="[show] [NAME[@VERSION]]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(name: str | None, as_json: bool) -> None:
-    """List recipes, or show one.
+def command(words: tuple[str, ...], as_json: bool) -> None:
+    """List recipes, or show one: the newest version, or the one after @.
 
     \b
     toolkit recipes
-    toolkit recipes tiny
+    toolkit recipes show tiny
+    toolkit recipes show tiny@1
     """
+    from toolkit.registry.recipes import all_recipes, find_recipe
+
+    name = _name(words)
+    found = [find_recipe(name)] if name else all_recipes()
+    if as_json:
+        documents = [_document(each) for each in found]
+        click.echo(json.dumps(documents[0] if name else documents, indent=2, allow_nan=False))
+    elif name:
+        _show(found[0])
+    else:
+        _list(found)
+
+
+def _name(words: tuple[str, ...]) -> str:
+    names = words[1:] if words[:1] == ("show",) else words
+    if len(names) > 1:
+        raise ToolkitError(f"{', '.join(names)} are several recipes", remedy="show one of them")
+    if words and not names:
+        raise ToolkitError("which recipe?", remedy="toolkit recipes show NAME; toolkit recipes lists the names")
+    return names[0] if names else ""
+
+
+def _document(found: Found) -> dict[str, object]:
     import msgspec
 
     from toolkit.recipe import contract_sha256
-    from toolkit.registry.recipes import all_recipes, find_recipe
 
-    found = [find_recipe(name)] if name else all_recipes()
-    if as_json:
-        documents = [
-            msgspec.to_builtins(recipe) | {"contract_sha256": contract_sha256(recipe.contract), "path": str(path)}
-            for recipe, path in found
-        ]
-        click.echo(json.dumps(documents[0] if name else documents, indent=2, allow_nan=False))
-        return
-    if not name:
-        width = max((len(recipe.name) for recipe, _ in found), default=0)
-        for recipe, _ in found:
-            click.echo(f"{recipe.name:<{width}}  v{recipe.version}  {recipe.program:<8}  {recipe.status}")
-            click.echo(f"{'':<{width}}  {recipe.summary}")
-        return
-    recipe, path = found[0]
+    values: dict[str, object] = msgspec.to_builtins(found.recipe)
+    return values | {"contract_sha256": contract_sha256(found.recipe.contract), "path": str(found.path)}
+
+
+def _list(found: list[Found]) -> None:
+    width = max((len(recipe.name) for recipe, _ in found), default=0)
+    for recipe, _ in found:
+        click.echo(f"{recipe.name:<{width}}  v{recipe.version}  {recipe.program:<8}  {recipe.status}")
+        click.echo(f"{'':<{width}}  {recipe.summary}")
+
+
+def _show(found: Found) -> None:
+    import msgspec
+
+    from toolkit.recipe import contract_sha256
+
+    recipe, path = found
     click.echo(f"{recipe.name}, version {recipe.version}, run by {recipe.program}")
-    for label in ("summary", "source", "status", "expected"):
+    for label in LABELS:
         click.echo(f"  {label:<9} {getattr(recipe, label) or '-'}")
     click.echo(f"  {'file':<9} {path}")
     click.echo(f"  contract  {contract_sha256(recipe.contract)[:16]}")

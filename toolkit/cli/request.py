@@ -32,6 +32,7 @@ class Asked:
     calibration: Calibration
     name: str
     options: dict[str, Any]  # of the command, as given
+    contract_notes: tuple[str, ...] = ()  # those of the assumptions that are about the contract
 
 
 def build(options: dict[str, Any]) -> Asked:
@@ -70,6 +71,7 @@ def build(options: dict[str, Any]) -> Asked:
         except ToolkitError as error:
             problems.absorb(error)
         workload = contract = None
+        before = len(said)
         if model is not None and cluster is not None:
             try:
                 contract = contract_of(options, recipe, model, cluster, said)
@@ -102,9 +104,16 @@ def build(options: dict[str, Any]) -> Asked:
         recipe=recipe,
         assumptions=tuple(said),
         calibration=calibration,
-        name=recipe.name if recipe else model.name,
+        name=_name(recipe, contract) if recipe else model.name,
         options=options,
+        contract_notes=tuple(said[before:]),
     )
+
+
+def _name(recipe: Recipe, contract: Contract) -> str:
+    """The recipe's; with its batch where that is another: the run is another experiment, in a folder of its own."""
+    other = contract.global_batch_size != recipe.contract.global_batch_size
+    return f"{recipe.name}-batch{contract.global_batch_size}" if other else recipe.name
 
 
 def priced(cluster: ClusterSpec, options: dict[str, Any]) -> ClusterSpec:

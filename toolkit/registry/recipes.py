@@ -1,4 +1,8 @@
-"""Recipes by name or path: ``recipes/*/*.toml`` beside this package, the user's folder first, or a TOML file."""
+"""Recipes by name or path: ``recipes/*/*.toml`` beside this package, the user's folder first, or a TOML file.
+
+``NAME`` is the newest version, ``NAME@1`` that version for ever: one that is no longer the newest lies in the
+folder ``earlier`` beside the newest one's file, as ``NAME@1.toml``.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from toolkit.programs import unfollowed
 from toolkit.recipe import Contract, Recipe, contract_problems
 from toolkit.registry import files, strict
 
+EARLIER = "earlier"  # the folder of old versions
 SHIPPED = Path(__file__).parent.parent.parent / "recipes"
 
 STATUS = re.compile(r"planned only|verified on .+", re.DOTALL)
@@ -36,6 +41,7 @@ def find_recipe(name: str) -> Found:
         path = Path(name).expanduser()
         return Found(_with_absolute_paths(_read(path), path.parent), path)
     paths = _paths()
+    name, _, version = name.partition("@")
     key = files.normal(name)
     if key not in paths:
         raise ToolkitError(
@@ -43,7 +49,22 @@ def find_recipe(name: str) -> Found:
             remedy=f"{strict.did_you_mean(key, paths)} (your own go into {files.user_folder() / 'recipes'}/NAME.toml,"
             " or give the path of a TOML file)",
         )
-    return Found(_read(paths[key]), paths[key])
+    found = Found(_read(paths[key]), paths[key])
+    if not version or version.strip() == str(found.recipe.version):
+        return found
+    return _earlier(found, version.strip())
+
+
+def _earlier(newest: Found, version: str) -> Found:
+    recipe, folder = newest.recipe, newest.path.parent / EARLIER
+    path = folder / f"{recipe.name}@{version}.toml"
+    if path.name not in [each.name for each in folder.glob("*.toml")]:
+        others = sorted(each.stem.rpartition("@")[2] for each in folder.glob(f"{recipe.name}@*.toml"))
+        raise ToolkitError(
+            f"recipe {recipe.name} has no version {version!r}",
+            remedy=f"there is {', '.join([*others, str(recipe.version)])}; an earlier one would lie in {folder}",
+        )
+    return Found(_read(path), path)
 
 
 def all_recipes() -> list[Found]:
@@ -80,8 +101,11 @@ def _read(path: Path) -> Recipe:
 def _check(recipe: Recipe, path: Path) -> None:
     contract = recipe.contract
     with Problems() as problems:
-        if recipe.name != path.stem:
-            problems.add(f"{path}: the recipe calls itself {recipe.name!r}", f"name it {path.stem!r}, as its file")
+        of_file = path.stem.removesuffix(f"@{recipe.version}") if path.parent.name == EARLIER else path.stem
+        if recipe.name != of_file:
+            problems.add(f"{path}: the recipe calls itself {recipe.name!r}", f"name it {of_file!r}, as its file")
+        if recipe.reference and len(recipe.reference.split()) != 2:
+            problems.add(f"{path}: reference is {recipe.reference!r}", "write a cluster and GPUs: 'dgx-h100 8x8'")
         if recipe.version < 1:
             problems.add(f"{path}: version is {recipe.version}", "versions are 1, 2, 3 ...")
         if recipe.program not in ("finetune", "pretrain"):
