@@ -120,6 +120,17 @@ def test_another_global_batch_is_told_with_old_and_new_values_and_gets_a_folder_
     assert (made.contract.global_batch_size, made.contract.total_steps) == (32, 30)
 
 
+def test_nothing_without_data_is_started_or_submitted(tmp_path: Path) -> None:
+    for way in ("--submit", "--local"):
+        with pytest.raises(ToolkitError, match="names no data to train on"):
+            CliRunner().invoke(
+                command,
+                ["pretrain-llama-3-8b", "--cluster", "dgx-h100", "--gpus", "16x8", way, "--out", str(tmp_path)],
+                catch_exceptions=False,
+            )
+    assert not list(tmp_path.iterdir())
+
+
 def test_every_recipe_can_be_launched(tmp_path: Path) -> None:
     for found in all_recipes():
         recipe = found.recipe

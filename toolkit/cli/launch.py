@@ -51,6 +51,11 @@ def command(what: str, program_arguments: tuple[str, ...], **options: Any) -> No
             "--json is for --submit and --dry-run", remedy="a local start prints what the program prints"
         )
     plan, folder = _plan(what, options)
+    if not (plan.contract.dataset or options["dry_run"]):
+        raise ToolkitError(
+            f"{plan.name} names no data to train on, its program would end at once",
+            remedy="give --dataset NAME|PATH with the recipe's name, or --dry-run to write the files only",
+        )
     _write(plan, folder, options["force"])
     script = folder / ("train.sbatch" if options["submit"] else "launch.sh")
     start = ["sbatch" if options["submit"] else "bash", str(script), *program_arguments]
