@@ -79,6 +79,19 @@ def test_train_sbatch_trains_on_two_nodes(cluster, tmp_path):
     assert sum(step.loss for step in steps[-5:]) / 5 < 3.1
 
 
+def test_launch_plans_submits_and_trains_at_another_batch_by_rule(cluster, tmp_path):
+    (tmp_path / "site.toml").write_text(SITE.format(setup=json.dumps(f"PATH={Path(sys.executable).parent}:$PATH")))
+    asked = ("tiny", "--cluster", "site.toml", "--gpus", "2x1", *ZERO_2, "--global-batch", "32")
+    start = (sys.executable, "-m", "toolkit", "launch", *asked, "--submit", "--json", "--out", "out", "--")
+    said = json.loads(cluster.run(*start, "--max-steps", "3", cwd=tmp_path))
+    assert said["started"], said
+    job = cluster.wait(said["output"].split()[-1], timeout=300)
+    assert job["JobState"] == "COMPLETED", slurm.output(job)
+    steps = telemetry.read_steps(tmp_path / "out" / "run")
+    assert [step.tokens for step in steps] == [32 * 128] * 3
+    assert steps[2].learning_rate == pytest.approx(3e-3 * 2**0.5 * 2 / 5)  # of 5 steps of warm-up
+
+
 def test_usr1_saves_requeues_and_finishes(cluster, tmp_path):
     out = emit(tmp_path, "tiny", *ZERO_2)
     number = submit(cluster, tmp_path)
