@@ -7,12 +7,15 @@ the same, hiding the padding from the loss hides the end as well, and the model 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 BYTES = 256
 BEGIN, END, PADDING, RESERVED = range(BYTES, BYTES + 4)
 SPECIAL_TOKENS = {BEGIN: "<begin>", END: "<end>", PADDING: "<padding>", RESERVED: "<reserved>"}
+_IDS = {text: token for token, text in SPECIAL_TOKENS.items()}
+_SPECIAL = re.compile("(" + "|".join(map(re.escape, _IDS)) + ")")
 
 
 class ByteTokenizer:
@@ -25,14 +28,39 @@ class ByteTokenizer:
     eos_token_id = END
     pad_token_id = PADDING
     vocab_size = BYTES + len(SPECIAL_TOKENS)
+    special_tokens_map = {
+        "bos_token": SPECIAL_TOKENS[BEGIN],
+        "eos_token": SPECIAL_TOKENS[END],
+        "pad_token": SPECIAL_TOKENS[PADDING],
+    }
+    chat_template: str | None = None
 
     def __len__(self) -> int:
         return self.vocab_size
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """The bytes of the text; with ``add_special_tokens`` between a begin and an end token."""
-        tokens = list(text.encode("utf-8"))
+        """The bytes of the text; with ``add_special_tokens`` between a begin and an end token.
+
+        A special token that is written out in the text is that token, as in the saved tokenizer.
+        """
+        tokens: list[int] = []
+        for part in _SPECIAL.split(text):
+            tokens += [_IDS[part]] if part in _IDS else part.encode("utf-8")
         return [BEGIN, *tokens, END] if add_special_tokens else tokens
+
+    def __call__(
+        self, text: str, add_special_tokens: bool = False, return_offsets_mapping: bool = False
+    ) -> dict[str, list[Any]]:
+        """``input_ids``, and the characters (first, last + 1) of each, as tokenizers of the library give them."""
+        encoded: dict[str, list[Any]] = {"input_ids": self.encode(text, add_special_tokens)}
+        if return_offsets_mapping:
+            spans, at = [], 0
+            for part in _SPECIAL.split(text):
+                whole = part in _IDS
+                spans += [(at, at + len(part))] if whole else _spans(part, at)
+                at += len(part)
+            encoded["offset_mapping"] = [(0, 0), *spans, (0, 0)] if add_special_tokens else spans
+        return encoded
 
     def decode(self, tokens: list[int]) -> str:
         """The text of the byte tokens; special tokens leave no trace, broken UTF-8 becomes U+FFFD."""
@@ -42,8 +70,14 @@ class ByteTokenizer:
         """Write the files from which ``AutoTokenizer.from_pretrained`` makes the same tokenizer."""
         folder = Path(directory)
         folder.mkdir(parents=True, exist_ok=True)
-        for name, content in (("tokenizer.json", _tokenizer_json()), ("tokenizer_config.json", _config_json())):
+        config = _config_json() | ({"chat_template": self.chat_template} if self.chat_template else {})
+        for name, content in (("tokenizer.json", _tokenizer_json()), ("tokenizer_config.json", config)):
             (folder / name).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _spans(text: str, first: int) -> list[tuple[int, int]]:
+    """The character that each byte belongs to."""
+    return [(at, at + 1) for at, character in enumerate(text, first) for _ in character.encode("utf-8")]
 
 
 def _characters() -> dict[int, str]:

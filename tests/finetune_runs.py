@@ -40,7 +40,9 @@ def tiny_plan(
         "min_learning_rate": 3e-4,
         "weight_decay": 0.1,
     } | contract
-    work = {key: settings.pop(key) for key in ("precision", "method", "sequence_length") if key in settings}
+    work = {
+        key: settings.pop(key) for key in ("precision", "method", "sequence_length", "optimizer") if key in settings
+    }
     made = plan(
         "tiny",
         MODEL,

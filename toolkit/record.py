@@ -31,3 +31,12 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     gradient_norm: float | None = None
     peak_memory_bytes: int | None = None
     samples_seen: int = 0
+
+
+class EvaluationRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A held-out loss after ``step`` steps: the mean over ``tokens`` trained tokens that are never trained on."""
+
+    step: int
+    held_out_loss: float | None
+    tokens: int
+    seconds: float

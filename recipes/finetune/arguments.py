@@ -26,6 +26,7 @@ def training_arguments(
     ds_config: dict[str, Any] | None,
     save_steps: int,
     report_to: list[str],
+    eval_steps: int = 0,
 ) -> dict[str, Any]:
     """Everything that follows from the plan; how many steps there are, only the data can tell.
 
@@ -59,9 +60,12 @@ def training_arguments(
         "ddp_timeout": 7200,  # rank 0 may tokenise for long while the others wait
         "logging_steps": 1,
         "logging_nan_inf_filter": False,
-        "disable_tqdm": True,
+        "average_tokens_across_devices": True,  # one mean over the trained tokens of all ranks and micro batches
+        "disable_tqdm": True,  # callbacks.RecordSteps shows the steps, on a terminal as a bar
         "report_to": report_to or "none",
-        "eval_strategy": "no",
+        "eval_strategy": "steps" if eval_steps > 0 else "no",
+        "eval_steps": eval_steps if eval_steps > 0 else None,
+        "eval_on_start": eval_steps > 0,
         "save_strategy": "steps",
         "save_steps": save_steps,
         "save_total_limit": None,  # old checkpoints go only once a newer one is complete: runtime/checkpoint.py

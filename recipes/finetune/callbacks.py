@@ -1,72 +1,49 @@
-"""The Trainer with the contract's schedule, and what happens at the end of a step and of a save."""
+"""What happens at the start, at the end of a step, of an evaluation and of a save."""
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
-from torch.optim.lr_scheduler import LambdaLR
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from recipes.finetune.checks import is_cpu
+from recipes.finetune.batches import prove_isolation
 from recipes.ranks import barrier
-from recipes.schedule import learning_rate
 from toolkit.plan import Plan
-from toolkit.record import StepRecord
+from toolkit.record import EvaluationRecord, StepRecord
 from toolkit.runtime import checkpoint
 from toolkit.runtime.signals import StopRequest
 from toolkit.runtime.telemetry import Telemetry
 
 
-class ContractTrainer(Trainer):
-    """The Hugging Face Trainer on the learning rate of the contract, whatever the framework beneath."""
-
-    def __init__(self, plan: Plan, total_steps: int, **keywords: Any) -> None:
-        self.plan, self.total_steps = plan, total_steps
-        super().__init__(**keywords)
-
-    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LambdaLR:
-        """``num_training_steps`` is where this run ends; the schedule is that of the whole experiment."""
-        if self.lr_scheduler is None:
-            contract, total, peak = self.plan.contract, self.total_steps, self.plan.contract.learning_rate
-            self.lr_scheduler = LambdaLR(
-                optimizer or self.optimizer, lambda step: learning_rate(step, total, contract) / peak if peak else 0.0
-            )
-            self._created_lr_scheduler = True
-        return self.lr_scheduler
-
-    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """DeepSpeed's CPU Adam where the optimizer is offloaded from a GPU (torch's would be many times slower)."""
-        strategy, contract = self.plan.strategy, self.plan.contract
-        offloaded = strategy.framework == "deepspeed" and strategy.offload and contract.optimizer == "adamw"
-        if self.optimizer is None and offloaded and not is_cpu(self.plan):
-            from deepspeed.ops.adam import DeepSpeedCPUAdam
-
-            groups = super().create_optimizer(model).param_groups
-            self.optimizer = DeepSpeedCPUAdam(
-                [{"params": group["params"], "weight_decay": group["weight_decay"]} for group in groups],
-                lr=contract.learning_rate,
-                betas=(contract.adam_beta1, contract.adam_beta2),
-                eps=contract.adam_epsilon,
-                adamw_mode=True,
-            )
-            return self.optimizer
-        return super().create_optimizer(model)
-
-
 class RecordSteps(TrainerCallback):
-    """Writes a StepRecord and prints a line per step. Time runs from log to log, without saves."""
+    """Writes a StepRecord and shows each step: a bar on a terminal, lines elsewhere. Time is without saves."""
 
-    def __init__(self, plan: Plan, telemetry: Telemetry, total_steps: int) -> None:
+    def __init__(self, plan: Plan, telemetry: Telemetry, total_steps: int, screen: TextIO = sys.stderr) -> None:
         self.plan, self.telemetry, self.total_steps = plan, telemetry, total_steps
+        self.screen = screen
         self.last_loss: float | None = None
+        self.held_out_loss: float | None = None
+        self.evaluated = -1  # after which step
         self._since = 0.0
+        self._bar: Any = None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """The clock starts."""
+        if args.process_index == 0 and self.screen.isatty():
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=args.max_steps, initial=state.global_step, unit="step", file=self.screen)
         self._since = time.perf_counter()
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """The bar stays where it is."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
 
     def on_log(
         self,
@@ -94,7 +71,10 @@ class RecordSteps(TrainerCallback):
         self.last_loss = record.loss
         self.telemetry.step(record)
         every = 1 if self.total_steps <= 100 else 10
-        if args.process_index == 0 and (record.step % every == 0 or record.step in (1, self.total_steps)):
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"loss {record.loss:.4f}", refresh=False)
+            self._bar.update(record.step - self._bar.n)
+        elif args.process_index == 0 and (record.step % every == 0 or record.step in (1, self.total_steps)):
             print(
                 f"step {record.step}/{self.total_steps}  loss {record.loss:.4f}"
                 f"  learning rate {record.learning_rate:.3g}  {record.seconds:.2f} s",
@@ -102,9 +82,48 @@ class RecordSteps(TrainerCallback):
             )
         self._since = time.perf_counter()
 
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        """The held-out loss, on the disk and shown; the evaluation is no part of the next step."""
+        if metrics is not None:
+            loss, tokens = metrics["eval_loss"], metrics["eval_tokens"]
+            self.held_out_loss, self.evaluated = loss, state.global_step
+            self.telemetry.evaluation(
+                EvaluationRecord(
+                    step=state.global_step, held_out_loss=loss, tokens=tokens, seconds=metrics["eval_seconds"]
+                )
+            )
+            if args.process_index == 0:
+                line = f"held-out loss {loss:.4f} after step {state.global_step} ({tokens:,} tokens)"
+                if self._bar is not None:
+                    self._bar.write(line, file=sys.stdout)
+                else:
+                    print(line, flush=True)
+        self._since = time.perf_counter()
+
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """A save is over; it is no part of the next step."""
         self._since = time.perf_counter()
+
+
+class ProveIsolation(TrainerCallback):
+    """Before the first step of a run with packed documents: the model itself shows that they do not see one another."""
+
+    def __init__(self) -> None:
+        self.trainer: Any = None  # set once there is one
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Under ZeRO-3 and FSDP only the wrapped model can be run, and only by all ranks together."""
+        plan, wrapped = self.trainer.plan, self.trainer.model_wrapped
+        prove_isolation(
+            wrapped, self.trainer.data_collator, plan.model.vocab_size, plan.contract.sequence_length, args.device
+        )
 
 
 class SaveOnRequest(TrainerCallback):

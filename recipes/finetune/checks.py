@@ -6,11 +6,13 @@ with every problem in one message.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+from recipes.finetune import chat
 from recipes.schedule import SCHEDULES
 from toolkit import strategy as strategies
-from toolkit.errors import Problems
+from toolkit.errors import Problems, ToolkitError
 from toolkit.plan import Plan
 
 FRAMEWORKS = ("ddp", "deepspeed", "fsdp")
@@ -25,9 +27,16 @@ def is_cpu(plan: Plan) -> bool:
     return plan.cluster.accelerator.is_cpu
 
 
-def check(plan: Plan, world_size: int, ds_config: dict[str, Any] | None) -> None:
-    """Raise ToolkitError with all problems, or return."""
+PACKAGES = {"lora": ("peft",), "qlora": ("peft", "bitsandbytes")}  # beside those of every run
+PAGED = ("adamw_paged", "adamw_8bit", "adamw_8bit_paged")
+
+
+def check(plan: Plan, world_size: int, ds_config: dict[str, Any] | None, here: bool = False) -> None:
+    """Raise ToolkitError with all problems, or return; ``here``: with those of this machine (packages, files)."""
     with Problems() as problems:
+        if here:
+            _check_packages(problems, plan)
+            _check_files(problems, plan)
         _check_program(problems, plan)
         _check_contract(problems, plan)
         _check_batch(problems, plan, world_size)
@@ -84,6 +93,11 @@ def _check_contract(problems: Problems, plan: Plan) -> None:
             problems.add(
                 f"{name} {getattr(contract, name)!r} is not one of {', '.join(allowed)}", "change it in the recipe"
             )
+    if contract.chat_template and contract.chat_template not in chat.shipped():
+        problems.add(
+            f"chat_template {contract.chat_template!r} is not one of {', '.join(chat.shipped())}",
+            "change it in the recipe; empty: the tokenizer's own",
+        )
     for name in ("model", "dataset"):
         if not getattr(contract, name):
             problems.add(f"the contract names no {name}", f"plan with a --recipe, or set contract.{name} in plan.json")
@@ -93,6 +107,51 @@ def _check_contract(problems: Problems, plan: Plan) -> None:
             f"sequence_length {contract.sequence_length} exceeds the model's {longest} positions",
             "train on shorter sequences, or on a model made for longer ones",
         )
+
+
+def _check_packages(problems: Problems, plan: Plan) -> None:
+    contract, framework = plan.contract, plan.strategy.framework
+    needed = ["torch", "transformers", "accelerate", *(["deepspeed"] if framework == "deepspeed" else [])]
+    missing = [name for name in needed if not _installed(name)]
+    if missing:
+        problems.add(f"not installed: {', '.join(missing)}", "pip install '.[train]'")
+    needed = [*PACKAGES.get(contract.method, ()), *(["bitsandbytes"] if contract.optimizer in PAGED else [])]
+    missing = sorted(name for name in set(needed) if not _installed(name))
+    if missing and not (is_cpu(plan) and missing == ["bitsandbytes"]):  # of no use on CPUs, which is said already
+        what = f"method {contract.method}" if contract.method != "full" else f"optimizer {contract.optimizer}"
+        extra = "peft" if missing == ["peft"] else "qlora"
+        problems.add(f"{what} needs {' and '.join(missing)}, not installed", f"pip install '.[{extra}]'")
+
+
+def _installed(package: str) -> bool:
+    import importlib.metadata
+
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _check_files(problems: Problems, plan: Plan) -> None:
+    from recipes.finetune import documents
+
+    contract = plan.contract
+    try:
+        if contract.dataset:
+            documents.check_file(contract.dataset)
+    except ToolkitError as error:
+        problems.absorb(error)
+    for name in ("model", "tokenizer"):
+        value = getattr(contract, name)
+        path = Path(value).expanduser()
+        if value.startswith((".", "~", "/")) and not path.exists():
+            problems.add(
+                f"{name} {value} does not exist on this machine", "give a folder with its files, or a hub name"
+            )
+    model = Path(contract.model).expanduser()
+    if contract.model and model.is_dir() and "/" in contract.model and not (model / "config.json").is_file():
+        problems.add(f"model {contract.model} is a folder without config.json", "give the folder of a saved model")
 
 
 def _check_batch(problems: Problems, plan: Plan, world_size: int) -> None:
@@ -124,7 +183,7 @@ def _check_cpu(problems: Problems, plan: Plan) -> None:
         problems.add("fp16 does not train on CPUs (DeepSpeed: 'fp16 is not supported on your device')", "use bf16")
     if plan.contract.method == "qlora":
         problems.add("QLoRA needs the 4-bit kernels of bitsandbytes on a GPU", "use method lora on CPUs")
-    if plan.contract.optimizer in ("adamw_paged", "adamw_8bit", "adamw_8bit_paged"):
+    if plan.contract.optimizer in PAGED:
         problems.add(
             f"{plan.contract.optimizer} needs the kernels of bitsandbytes on a GPU", "use optimizer adamw on CPUs"
         )
@@ -146,6 +205,13 @@ def _check_ds_sections(problems: Problems, plan: Plan, ds_config: dict[str, Any]
     _expect(problems, ds_config, "bf16.enabled", contract.precision == "bf16", absent=False)
     _expect(problems, ds_config, "fp16.enabled", contract.precision == "fp16", absent=False)
     _expect(problems, ds_config, "gradient_clipping", contract.gradient_clipping, absent=0.0)
+    whole = _look_up(ds_config, "zero_optimization.stage3_gather_16bit_weights_on_model_save")
+    if strategy.zero_stage == 3 and whole is not True:  # accelerate takes auto for false
+        problems.add(
+            "ds_config: zero_optimization.stage3_gather_16bit_weights_on_model_save is"
+            f" {'absent' if whole is None else whole}: no usable model would be saved at stage 3",
+            AGAIN,
+        )
     offload = strategies.OFFLOAD[strategy.offload]
     for section, wanted in (
         ("offload_optimizer", offload != "none"),

@@ -8,106 +8,84 @@ The order depends on the contract's seed alone. Sequence ``i`` of a run is the s
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from recipes.finetune import chat, packing
+from recipes.finetune.chat import Encoded
 from recipes.finetune.documents import Document, local_file, read_documents
-from toolkit.errors import ToolkitError
+from recipes.finetune.packing import IGNORED, Blocks
+from toolkit.errors import Problem, ToolkitError
 from toolkit.recipe import Contract
 
-IGNORED = -100  # the label that the loss leaves out
 HELD_OUT = 0.05
+FORMAT = 2  # of the stored blocks
 
 
-class Blocks(NamedTuple):
-    """``n`` sequences of equal width: tokens and labels ``[n, L]``; ``lengths [n]`` is how much is not padding."""
-
-    tokens: np.ndarray
-    labels: np.ndarray
-    lengths: np.ndarray
-
-    def rows(self, first: int, last: int) -> Blocks:
-        """The sequences ``first`` to ``last - 1``."""
-        return Blocks(*(part[first:last] for part in self))
-
-
-def encode(document: Document, tokenizer: Any) -> tuple[list[int], list[bool]]:
-    """Tokens of a document and which of them enter the loss; the end token is the last, and is learnt.
+def encode(document: Document, tokenizer: Any) -> Encoded:
+    """Tokens of a text or of a prompt with its completion, and which enter the loss; the end token is the last.
 
     The begin token comes first where the tokenizer is one that writes it.
     """
-    end, begin = tokenizer.eos_token_id, tokenizer.bos_token_id
     if document.messages:
-        if not getattr(tokenizer, "chat_template", None):
-            raise ToolkitError(
-                "the dataset holds conversations and the tokenizer has no chat template",
-                remedy="use the tokenizer of an instruction-tuned model, or rows with prompt and completion",
-            )
-        text = tokenizer.apply_chat_template(list(document.messages), tokenize=False)
-        tokens = list(tokenizer.encode(text, add_special_tokens=False))
-        trained = [True] * len(tokens)
-    else:
-        writes_begin = begin is not None and begin in tokenizer.encode("", add_special_tokens=True)
-        tokens, trained = ([begin], [True]) if writes_begin else ([], [])
-        for segment in document.segments:
-            piece = tokenizer.encode(segment.text, add_special_tokens=False)
-            tokens += piece
-            trained += [segment.trained] * len(piece)
-    if not tokens or tokens[-1] != end:
-        tokens.append(end)
+        raise ToolkitError("the dataset holds conversations, text was expected", remedy="give rows with text")
+    tokens: list[int] = [tokenizer.bos_token_id] if chat.writes_begin(tokenizer) else []
+    trained = [False] * len(tokens)
+    for segment in document.segments:
+        piece = tokenizer.encode(segment.text, add_special_tokens=False)
+        tokens += piece
+        trained += [segment.trained] * len(piece)
+    if not tokens or tokens[-1] != tokenizer.eos_token_id:
+        tokens.append(tokenizer.eos_token_id)
         trained.append(True)
     return tokens, trained
 
 
-def pack(documents: Iterable[tuple[list[int], list[bool]]], length: int) -> Blocks:
-    """Documents joined into one stream and cut every ``length`` tokens; the rest of less than one block is left out.
-
-    Attention does not stop at a document's end within a block.
-    """
-    parts = [(np.asarray(tokens, np.int32), np.asarray(trained, bool)) for tokens, trained in documents]
-    stream = np.concatenate([tokens for tokens, _ in parts]) if parts else np.empty(0, np.int32)
-    trained = np.concatenate([mask for _, mask in parts]) if parts else np.empty(0, bool)
-    count = len(stream) // length
-    tokens = stream[: count * length].reshape(count, length)
-    labels = np.where(trained[: count * length].reshape(count, length), tokens, np.int32(IGNORED))
-    return Blocks(tokens, labels, np.full(count, length, np.int32))
-
-
-def pad(documents: Iterable[tuple[list[int], list[bool]]], length: int, padding: int) -> Blocks:
-    """One document per sequence, cut at ``length`` and filled up with padding that the loss does not see.
-
-    A document of which nothing trained is left after the cut is dropped.
-    """
-    tokens, labels, lengths = [], [], []
-    for ids, trained in documents:
-        row = np.full(length, padding, np.int32)
-        row[: len(ids)] = ids[:length]
-        label = np.full(length, IGNORED, np.int32)
-        label[: len(ids)] = np.where(trained[:length], ids[:length], IGNORED)
-        if (label[1:] != IGNORED).any():  # the first token is never predicted
-            tokens.append(row)
-            labels.append(label)
-            lengths.append(min(len(ids), length))
-    shape = (len(tokens), length)
-    return Blocks(
-        np.reshape(np.asarray(tokens, np.int32), shape),
-        np.reshape(np.asarray(labels, np.int32), shape),
-        np.asarray(lengths, np.int32),
-    )
+def encode_all(documents: Iterable[Document], tokenizer: Any, completion_only: bool) -> Iterator[packing.Piece]:
+    """Every document as one sequence, or, of some conversations, as one for each answer."""
+    for number, document in enumerate(documents, start=1):
+        try:
+            several = (
+                chat.conversation(document.messages, tokenizer, completion_only)
+                if document.messages
+                else [encode(document, tokenizer)]
+            )
+            for tokens, trained in several:
+                flags = np.asarray(trained, bool)
+                flags[0] = False  # nothing before it predicts it
+                divisible = len(document.segments) == 1
+                yield packing.Piece(np.asarray(tokens, np.int32), flags, divisible)
+        except ToolkitError as error:
+            raise ToolkitError(
+                *(Problem(f"row {number} of the dataset: {each.message}", each.remedy) for each in error.problems)
+            ) from error
 
 
-def build(contract: Contract, tokenizer: Any) -> Blocks:
-    """All sequences of the contract's dataset."""
-    documents = (encode(document, tokenizer) for document in read_documents(contract.dataset))
-    if contract.packing:
-        return pack(documents, contract.sequence_length)
-    padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    return pad(documents, contract.sequence_length, padding)
+def build(contract: Contract, tokenizer: Any, padding: int) -> tuple[Blocks, dict[str, int]]:
+    """All sequences of the contract's dataset, and what became of its documents."""
+    conversations = 0
+
+    def counted() -> Iterator[Document]:
+        nonlocal conversations
+        for document in read_documents(contract.dataset):
+            conversations += bool(document.messages)
+            yield document
+
+    pieces = list(encode_all(counted(), tokenizer, contract.completion_only))
+    if not contract.packing:
+        blocks, counts = packing.pad(pieces, contract.sequence_length, padding)
+    elif all(piece.divisible for piece in pieces):
+        blocks, counts = packing.stream(pieces, contract.sequence_length)
+    else:
+        blocks, counts = packing.whole(pieces, contract.sequence_length, padding)
+    trained = int((blocks.labels != IGNORED).sum())
+    return blocks, counts | {"conversations": conversations, "tokens trained": trained}
 
 
 def split(blocks: Blocks) -> tuple[Blocks, Blocks]:
@@ -146,32 +124,51 @@ class Sequences:
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
         block = self.block_of(index)
-        length = int(self.blocks.lengths[block])
-        width = self.blocks.tokens.shape[1]
         return {
             "input_ids": self.blocks.tokens[block],
             "labels": self.blocks.labels[block],
-            "attention_mask": (np.arange(width) < length).astype(np.int32),
+            "position_ids": self.blocks.positions[block],
         }
+
+
+def documents_in(blocks: Blocks) -> int:
+    """Documents, or pieces of them; padding is none."""
+    width = np.arange(blocks.tokens.shape[1])
+    return int(((blocks.positions == 0) & (width < blocks.lengths[:, None])).sum())
 
 
 def cache_folder(output_dir: Path, contract: Contract) -> Path:
     """Where the blocks of this dataset, tokenizer and length lie; a changed local file is another dataset."""
     path = local_file(contract.dataset)
     stamp = f"{path.stat().st_size} {path.stat().st_mtime_ns}" if path is not None and path.is_file() else ""
-    parts = (contract.dataset, stamp, contract.tokenizer or contract.model, contract.sequence_length, contract.packing)
+    parts = (
+        FORMAT,
+        contract.dataset,
+        stamp,
+        contract.tokenizer or contract.model,
+        contract.sequence_length,
+        contract.packing,
+        contract.chat_template,
+        contract.completion_only,
+    )
     return output_dir / "data" / hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
-def store(blocks: Blocks, folder: Path) -> None:
+def store(blocks: Blocks, counts: dict[str, int], folder: Path) -> None:
     """Write the blocks so that either all of the folder is there or none of it."""
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
     temporary.mkdir(parents=True)
     for name, part in blocks._asdict().items():
         np.save(temporary / f"{name}.npy", part)
+    (temporary / "counts.json").write_text(json.dumps(counts))
     if folder.exists():
         shutil.rmtree(folder)
     temporary.rename(folder)
+
+
+def counts(folder: Path) -> dict[str, int]:
+    """What :func:`build` counted."""
+    return json.loads((folder / "counts.json").read_text())  # type: ignore[no-any-return]
 
 
 def load(folder: Path) -> Blocks:

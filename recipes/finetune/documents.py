@@ -13,7 +13,7 @@ from toolkit.errors import ToolkitError
 SAMPLE = Path(__file__).parent.parent / "data" / "sample.txt"
 FORMS = '{"text"}, {"prompt", "completion"} or {"messages"}'
 
-REMEDY = "set it to 'sample', a .jsonl, .parquet or .txt file, or a hub name with a train split"
+REMEDY = "set it to 'sample', a .jsonl, .parquet or .txt file, or a hub name: owner/name[/configuration][:split]"
 
 
 class Segment(NamedTuple):
@@ -39,7 +39,7 @@ def local_file(dataset: str) -> Path | None:
 
 
 def read_documents(dataset: str) -> Iterator[Document]:
-    """All documents of ``sample``, of a ``.jsonl``, ``.parquet`` or text file, or of a hub name's ``train`` split.
+    """All documents of ``sample``, of a ``.jsonl``, ``.json``, ``.parquet`` or text file, or of a data set of the hub.
 
     Raises ToolkitError for a file that is missing, unreadable or has rows of another form.
     """
@@ -51,6 +51,8 @@ def read_documents(dataset: str) -> Iterator[Document]:
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
         raise ToolkitError(f"dataset {dataset!r} {what}", remedy=REMEDY)
+    if path.suffix == ".json" and path.read_bytes()[:4096].lstrip()[:1] == b"[":
+        return _rows_to_documents(_json_array(path), str(path))
     if path.suffix in (".jsonl", ".json"):
         return _rows_to_documents(_json_rows(path), str(path))
     if path.suffix == ".parquet":
@@ -76,14 +78,25 @@ def _rows_to_documents(rows: Iterator[Mapping[str, Any]], where: str) -> Iterato
             )
 
 
+def _json_array(path: Path) -> Iterator[Mapping[str, Any]]:
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ToolkitError(f"{path}: {error}", remedy="a JSON array of objects, or one object per line") from error
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, dict):
+            raise ToolkitError(f"{path}: element {number} is not an object", remedy=f"objects with {FORMS}")
+        yield row
+
+
 def _json_rows(path: Path) -> Iterator[Mapping[str, Any]]:
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
             try:
                 row = json.loads(line)
-            except json.JSONDecodeError as error:
+            except (ValueError, RecursionError) as error:  # of JSON, or of UTF-8
                 raise ToolkitError(f"{path}: line {number}: {error}", remedy="one JSON object per line") from error
             if not isinstance(row, dict):
                 raise ToolkitError(f"{path}: line {number} is not an object", remedy=f"one object per line: {FORMS}")
@@ -91,20 +104,48 @@ def _json_rows(path: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _parquet_rows(path: Path) -> Iterator[Mapping[str, Any]]:
-    import pyarrow.parquet
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ToolkitError(f"{path} needs pyarrow", remedy="pip install '.[train]'") from error
+    try:
+        for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
+            yield from batch.to_pylist()
+    except (OSError, pyarrow.ArrowException) as error:
+        raise ToolkitError(f"cannot read {path}: {error}", remedy="give a Parquet file") from error
 
-    for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
-        yield from batch.to_pylist()
+
+def hub_name(dataset: str) -> tuple[str, str | None, str]:
+    """``owner/name[/configuration][:split]`` as name, configuration and split; raises ToolkitError for another form."""
+    place, _, split = dataset.partition(":")
+    parts = place.split("/")
+    if len(parts) > 3 or not all(parts):
+        raise ToolkitError(f"dataset {dataset!r} is no file, and no name of the hub", remedy=REMEDY)
+    return "/".join(parts[:2]), parts[2] if len(parts) == 3 else None, split or "train"
 
 
 def _hub_rows(dataset: str) -> Iterator[Mapping[str, Any]]:
+    name, configuration, split = hub_name(dataset)
     import datasets
 
     try:
-        rows = datasets.load_dataset(dataset, split="train")
-    except Exception as error:  # the library raises many kinds: network, name, split, format
+        rows = datasets.load_dataset(name, configuration, split=split)
+    except Exception as error:  # the library raises many kinds: network, name, configuration, split, format
         raise ToolkitError(
             f"dataset {dataset!r} is neither a local file nor a data set of the hub that can be read: {error}",
             remedy=REMEDY,
         ) from error
     return itertools.chain(rows)
+
+
+def check_file(dataset: str) -> None:
+    """Raise ToolkitError where a local dataset is missing, or its first row has columns that nothing can be learnt of.
+
+    Reads one row, and nothing of the hub.
+    """
+    path = local_file(dataset)
+    if path is None:
+        hub_name(dataset)
+    elif next(read_documents(dataset), None) is None:
+        raise ToolkitError(f"dataset {dataset!r} has no rows", remedy=REMEDY)

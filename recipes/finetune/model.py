@@ -51,38 +51,17 @@ def load_tokenizer(plan: Plan) -> Any:
 
 
 def load_model(plan: Plan, tokenizer: Any) -> tuple[Any, str]:
-    """The model, and one sentence that says where its weights come from.
+    """The model, with adapters where the method has them, and one sentence that says where its weights come from.
 
     Call after TrainingArguments exist: under ZeRO-3 they make the model come into being already sharded.
     """
-    import torch
     import transformers
 
-    source, contract = hub_or_path(plan), plan.contract
+    contract = plan.contract
     # DeepSpeed casts the whole model and keeps its own fp32 master copy; a frozen base needs none
     half = plan.strategy.framework == "deepspeed" or contract.method != "full"
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(contract.precision) if half else None
-    keywords: dict[str, Any] = {"dtype": dtype or torch.float32, "attn_implementation": _attention(plan)}
     transformers.set_seed(contract.seed)
-    try:
-        if source and has_weights(source):
-            model = transformers.AutoModelForCausalLM.from_pretrained(source, **_quantization(plan), **keywords)
-            said = f"weights from {source}"
-        else:
-            if source:
-                config = transformers.AutoConfig.from_pretrained(source)
-            else:
-                shape = llama_like_config(plan.model, contract.sequence_length)
-                special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-                config = transformers.AutoConfig.for_model(plan.model.model_type, **shape, **special)
-            model = transformers.AutoModelForCausalLM.from_config(config, **keywords)
-            if not source:
-                initialise(model, contract.seed, plan.model.initializer_range or INITIAL_STD)
-            said = f"random weights (seed {contract.seed}): {source or plan.model.name!r} gives a shape, no weights"
-    except (OSError, ValueError) as error:
-        raise ToolkitError(
-            f"cannot make the model {contract.model!r}: {error}", remedy="check the name or path"
-        ) from error
+    model, said = load_base(plan, tokenizer, half, **_quantization(plan))
     _check_size(plan, model)
     vocabulary = model.config.get_text_config().vocab_size
     if len(tokenizer) > vocabulary:
@@ -93,12 +72,92 @@ def load_model(plan: Plan, tokenizer: Any) -> tuple[Any, str]:
     return (model if contract.method == "full" else _with_adapters(plan, model)), said
 
 
+def load_base(plan: Plan, tokenizer: Any, half: bool, **quantization: Any) -> tuple[Any, str]:
+    """The model that training starts from; ``half``: in the contract's 16 bits, else in fp32."""
+    import torch
+    import transformers
+
+    source, contract = hub_or_path(plan), plan.contract
+    dtype = _half(plan) if half else torch.float32
+    keywords: dict[str, Any] = {"dtype": dtype, "attn_implementation": _attention(plan)}
+    try:
+        if source and has_weights(source) and contract.init == "model":
+            config = _configuration(plan, source)
+            model = transformers.AutoModelForCausalLM.from_pretrained(source, config=config, **quantization, **keywords)
+            said = f"weights from {source}"
+        else:
+            if source:
+                config = _configuration(plan, source)
+            else:
+                shape = llama_like_config(plan.model, contract.sequence_length)
+                special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+                config = transformers.AutoConfig.for_model(plan.model.model_type, **shape, **special)
+            model = transformers.AutoModelForCausalLM.from_config(config, **keywords)
+            if not source or _is_plain(plan):
+                initialise(model, contract.seed, plan.model.initializer_range or INITIAL_STD)
+            why = "init is random" if contract.init == "random" else "it gives a shape, no weights"
+            said = f"random weights (seed {contract.seed}) for {source or plan.model.name!r}: {why}"
+    except (OSError, ValueError) as error:
+        raise ToolkitError(
+            f"cannot make the model {contract.model!r}: {error}", remedy="check the name or path"
+        ) from error
+    _settle_padding(model, tokenizer)
+    return model, said
+
+
+def _configuration(plan: Plan, source: str) -> Any:
+    """config.json of the source, with the contract's rotary base where it has one of its own."""
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(source)
+    theta = plan.contract.rope_theta
+    if theta:
+        rope = getattr(config.get_text_config(), "rope_parameters", None)
+        if not isinstance(rope, dict) or "rope_theta" not in rope:
+            raise ToolkitError(
+                f"rope_theta is {theta}, and the configuration of {source} has no single one",
+                remedy="leave rope_theta out",
+            )
+        rope["rope_theta"] = theta
+    return config
+
+
+def _is_plain(plan: Plan) -> bool:
+    """Whether all parameters are matrices, norms and biases, which :func:`initialise` knows how to draw."""
+    try:
+        llama_like_config(plan.model, plan.contract.sequence_length)
+    except ToolkitError:
+        return False
+    return True
+
+
+def _settle_padding(model: Any, tokenizer: Any) -> None:
+    """The model's padding token is the tokenizer's; a row of the embedding that is looked up must learn."""
+    model.config.pad_token_id = tokenizer.pad_token_id
+    if getattr(model, "generation_config", None) is not None:
+        model.generation_config.pad_token_id = tokenizer.pad_token_id
+    embedding = model.get_input_embeddings()
+    if getattr(embedding, "padding_idx", None) is not None:  # torch gives this row no gradient
+        embedding.padding_idx = tokenizer.pad_token_id
+
+
+def _half(plan: Plan) -> Any:
+    import torch
+
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(plan.contract.precision, torch.float32)
+
+
 def _attention(plan: Plan) -> str:
+    """Flash attention where the GPU and an installed package have it, else torch's own choice of kernels (sdpa)."""
     if plan.workload.attention == "eager":
         return "eager"
-    from transformers.utils import is_flash_attn_2_available
+    if is_cpu(plan) or plan.contract.precision == "fp32":  # the kernels are for 16 bits
+        return "sdpa"
+    from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
-    return "flash_attention_2" if not is_cpu(plan) and is_flash_attn_2_available() else "sdpa"
+    if plan.cluster.accelerator.architecture == "hopper" and is_flash_attn_3_available():
+        return "flash_attention_3"
+    return "flash_attention_2" if is_flash_attn_2_available() else "sdpa"
 
 
 def initialise(model: Any, seed: int, deviation: float) -> None:
@@ -155,28 +214,25 @@ def _check_size(plan: Plan, model: Any) -> None:
 def _quantization(plan: Plan) -> dict[str, Any]:
     if plan.contract.method != "qlora":
         return {}
-    import torch
     from transformers import BitsAndBytesConfig
     from transformers.utils import is_bitsandbytes_available
 
-    if not is_bitsandbytes_available():
-        raise ToolkitError("method qlora needs bitsandbytes", remedy="pip install '.[qlora]'")
+    if not is_bitsandbytes_available():  # installed, which the checks have seen, but not usable here
+        raise ToolkitError("method qlora needs bitsandbytes and a GPU that it knows", remedy="pip install '.[qlora]'")
     return {
         "quantization_config": BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=torch.bfloat16,
-            bnb_4bit_quant_storage=torch.bfloat16,  # what FSDP and ZeRO-3 can shard
+            bnb_4bit_compute_dtype=_half(plan),
+            bnb_4bit_quant_storage=_half(plan),  # what FSDP and ZeRO-3 can shard
         )
     }
 
 
 def _with_adapters(plan: Plan, model: Any) -> Any:
-    try:
-        import peft
-    except ImportError as error:
-        raise ToolkitError(f"method {plan.contract.method} needs peft", remedy="pip install '.[peft]'") from error
+    import peft
+
     targets = {"all-linear": "all-linear", "attention": ["q_proj", "k_proj", "v_proj", "o_proj"]}
     contract = plan.contract
     if contract.lora_targets not in targets:
@@ -185,7 +241,7 @@ def _with_adapters(plan: Plan, model: Any) -> Any:
         task_type="CAUSAL_LM",
         r=contract.lora_rank,
         lora_alpha=contract.lora_alpha,
-        lora_dropout=0.0,
+        lora_dropout=contract.lora_dropout,
         target_modules=targets[contract.lora_targets],
     )
     import torch

@@ -1,17 +1,19 @@
 """Fine-tune what a plan says, with the Hugging Face Trainer on DDP, DeepSpeed or FSDP.
 
     torchrun --nproc-per-node N -m recipes.finetune.train --plan plan.json [--deepspeed ds_config.json]
+             [--eval-steps N] [--merge]
 
 Exit codes: 0 done (or done before), 2 the inputs cannot be right, 75 (0 under torchrun, which would take
 it for a crash) stopped on request with a checkpoint saved: start the same command again.
 
-In the output directory: ``run.json`` and ``steps.jsonl`` (telemetry), ``checkpoint-N``, ``model`` (the
-result) and ``FINISHED``. A second start resumes from the newest whole checkpoint.
+In the output directory: ``run.json``, ``steps.jsonl`` and ``evaluations.jsonl`` (telemetry), ``checkpoint-N``,
+``model`` (the result, see result.py) and ``FINISHED``. A second start resumes from the newest whole checkpoint.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import logging
 import os
@@ -20,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes import program, ranks, resume, schedule
-from recipes.finetune import arguments, checks, data
+from recipes.finetune import arguments, chat, checks, data, padding, result
 from recipes.finetune import model as models
 from toolkit import plan as plans
 from toolkit.errors import ToolkitError
@@ -36,6 +38,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--deepspeed", type=Path, help="DeepSpeed configuration; default: ds_config.json beside the plan"
     )
+    parser.add_argument(
+        "--eval-steps", type=int, default=0, help="steps between evaluations on held-out sequences; 0: at the end only"
+    )
+    parser.add_argument("--merge", action="store_true", help="at the end, write the base with its adapters merged in")
     return program.told(run, parser.parse_args(argv))
 
 
@@ -51,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
             print(f"finished before, at step {done['step']}: {folder / checkpoint.FINISHED}", flush=True)
         return 0
     ds_config = _read_ds_config(plan, options)
-    checks.check(plan, world_size, ds_config)
+    checks.check(plan, world_size, ds_config, here=True)
     program.require_meeting_and_folder(world_size, folder)
     with StopRequest(folder, rank) as stop:
         try:
@@ -93,7 +99,13 @@ def _prepare_environment(plan: Plan, folder: Path) -> list[str]:
     if checks.is_cpu(plan):
         os.environ["DS_ACCELERATOR"] = "cpu"
     rank = int(os.environ.get("RANK", "0"))
-    return ["wandb"] if wandb_reporting(folder, os.environ, rank) else []
+    if not wandb_reporting(folder, os.environ, rank):
+        return []
+    if importlib.util.find_spec("wandb") is None:
+        if rank == 0:
+            print("WANDB_ variables are set, and wandb is not installed: nothing is reported", flush=True)
+        return []
+    return ["wandb"]
 
 
 def _train(
@@ -109,27 +121,37 @@ def _train(
     from transformers import PrinterCallback, TrainingArguments
 
     _prepare_libraries(plan)
-    keywords = arguments.training_arguments(plan, str(folder), ds_config, options.save_steps, report_to)
+    keywords = arguments.training_arguments(
+        plan, str(folder), ds_config, options.save_steps, report_to, options.eval_steps
+    )
     training = TrainingArguments(**keywords, **_hybrid_sharding(plan))  # from here on there is a process group
     if plan.strategy.framework == "deepspeed" and checks.is_cpu(plan):
         import deepspeed
 
         # accelerate tells DeepSpeed of the group on GPUs only, and ZeRO-3 would shard over a world of 1
         deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
-    from recipes.finetune import callbacks
+    from recipes.finetune import batches, callbacks
+    from recipes.finetune.trainer import ContractTrainer
 
     rank = training.process_index
     say = print if rank == 0 else _silent
     tokenizer = models.load_tokenizer(plan)
-    train_blocks, held_out = data.split(_blocks(plan, tokenizer, folder, rank))
+    pad, *remarks = padding.settle(tokenizer, plan.model.vocab_size)
+    blocks, counts, remark = _blocks(plan, tokenizer, pad, folder, rank)
+    for sentence in filter(None, (*remarks, remark)):
+        say(sentence)
+    train_blocks, held_out = data.split(blocks)
     total = schedule.total_steps(plan.contract, len(train_blocks.tokens))
     last = training.max_steps = min(total, options.max_steps) if options.max_steps > 0 else total
     start = ranks.on_first_rank(lambda: resume.newest(plan, folder), rank)
     if start and (reached := checkpoint.facts(folder / start)["step"]) >= last < total:
         say(f"{folder / start} is at step {reached} already, --max-steps is {last}", flush=True)
         return 0
+    identity = _wandb_identity(folder / start if start else None) if report_to else {}
     model, said = models.load_model(plan, tokenizer)
     say(f"model: {plan.model.name}, {models.describe_size(model)}, {said}")
+    say("data: " + ", ".join(f"{value:,} {name}" for name, value in counts.items() if value))
+    several = data.documents_in(blocks) > len(blocks.tokens)
     say(
         f"data: {len(train_blocks.tokens)} training and {len(held_out.tokens)} held-out sequences"
         f" of {plan.contract.sequence_length} tokens; {total} steps of {plan.contract.global_batch_size} sequences"
@@ -141,36 +163,44 @@ def _train(
     if rank == 0 and (folder / "plan.json").resolve() != options.plan.resolve():
         write_durably(folder / "plan.json", text)
     record = callbacks.RecordSteps(plan, telemetry, total)
-    trainer = callbacks.ContractTrainer(
+    isolation = callbacks.ProveIsolation()
+    trainer = ContractTrainer(
         plan=plan,
         total_steps=total,
         model=model,
         args=training,
         train_dataset=data.Sequences(train_blocks, total * plan.contract.global_batch_size, plan.contract.seed),
         eval_dataset=data.Sequences(held_out, len(held_out.tokens), plan.contract.seed, shuffle=False),
-        data_collator=_collate,
+        data_collator=batches.collate_for(model),
         processing_class=tokenizer,
         callbacks=[
+            *([isolation] if several else []),
             record,
             callbacks.SaveOnRequest(stop),
-            callbacks.CommitCheckpoints(resume.facts(plan), options.keep),
+            callbacks.CommitCheckpoints(resume.facts(plan) | identity, options.keep),
         ],
     )
+    isolation.trainer = trainer
     trainer.remove_callback(PrinterCallback)
+    if options.trace is not None:
+        from recipes.finetune import trace
+
+        trace.attach(trainer, options.trace)
     trainer.train(resume_from_checkpoint=str(folder / start) if start else None)
-    telemetry.close()
     step = trainer.state.global_step
     if step < last:
+        telemetry.close()
         say(f"stopped after step {step} of {total} ({stop.reason}); the same command goes on from there", flush=True)
         return stopped_exit_code()
-    held_out_loss = trainer.evaluate()["eval_loss"]
-    say(f"held-out loss {held_out_loss:.4f} after step {step}", flush=True)
+    if record.evaluated != step:
+        trainer.evaluate()
+    telemetry.close()
     if step == total:  # else it ended by --max-steps, and the experiment is not finished
-        _save_result(trainer, plan, folder)
+        written = result.save(trainer, plan, tokenizer, folder, options.merge)
         if rank == 0:
-            losses = {"loss": record.last_loss, "held_out_loss": held_out_loss}
+            losses = {"loss": record.last_loss, "held_out_loss": record.held_out_loss}
             checkpoint.mark_finished(folder, resume.facts(plan) | {"step": step} | losses)
-        say(f"finished: {folder / 'model'}", flush=True)
+        say(f"finished: {', '.join(map(str, written))}", flush=True)
     return 0
 
 
@@ -201,14 +231,6 @@ def _prepare_libraries(plan: Plan) -> None:
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
-def _save_result(trainer: Any, plan: Plan, folder: Path) -> None:
-    """The trained weights, whole, in ``model``: what ``from_pretrained`` reads."""
-    if plan.strategy.framework == "fsdp":
-        trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")  # sharded, it would write nothing
-    trainer.save_model(str(folder / "model"))
-    ranks.barrier()
-
-
 def _silent(*_: Any, **__: Any) -> None:
     """What ranks other than 0 say."""
 
@@ -224,23 +246,30 @@ def _hybrid_sharding(plan: Plan) -> dict[str, Any]:
     return {"parallelism_config": ParallelismConfig(dp_replicate_size=replicas, dp_shard_size=strategy.dp_shard)}
 
 
-def _blocks(plan: Plan, tokenizer: Any, folder: Path, rank: int) -> data.Blocks:
-    """Rank 0 tokenises once, the others map what it wrote."""
-    cache = data.cache_folder(folder, plan.contract)
+def _blocks(plan: Plan, tokenizer: Any, pad: int, folder: Path, rank: int) -> tuple[data.Blocks, dict[str, int], str]:
+    """Rank 0 tokenises once, the others map what it wrote; the tokenizer keeps the chat template that was used."""
+    contract = plan.contract
+    cache = data.cache_folder(folder, contract)
+    own = tokenizer.chat_template
+    remark = chat.with_template(tokenizer, contract.chat_template)
 
     def build() -> None:
         if not cache.is_dir():
-            data.store(data.build(plan.contract, tokenizer), cache)
+            data.store(*data.build(contract, tokenizer, pad), cache)
 
     ranks.on_first_rank(build, rank)
-    return data.load(cache)
+    counts = data.counts(cache)
+    if not counts["conversations"]:
+        tokenizer.chat_template, remark = own, ""
+    return data.load(cache), counts, remark
 
 
-def _collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    import numpy as np
-    import torch
-
-    return {name: torch.from_numpy(np.stack([row[name] for row in rows]).astype(np.int64)) for name in rows[0]}
+def _wandb_identity(checkpoint_folder: Path | None) -> dict[str, str]:
+    """The run's id at wandb, which goes into every checkpoint, and comes from the one that the run goes on from."""
+    saved = checkpoint.facts(checkpoint_folder).get("wandb_run_id") if checkpoint_folder else None
+    if saved:
+        os.environ["WANDB_RUN_ID"] = saved
+    return {"wandb_run_id": os.environ["WANDB_RUN_ID"]} if "WANDB_RUN_ID" in os.environ else {}
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """What the fine-tuning program refuses, and that it names every problem at once, before it imports torch."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -212,6 +213,48 @@ def test_the_optimizer_of_the_configuration_is_left_to_the_program() -> None:
     assert arguments.deepspeed_config(config) == {"train_batch_size": 16, "zero_force_ds_cpu_optimizer": False}
     assert "optimizer" in config
     json.dumps(arguments.training_arguments(FINETUNE["zero3-offload"], "out", config, 1, []))
+
+
+def here(made: Plan) -> str:
+    with pytest.raises(ToolkitError) as caught:
+        checks.check(made, made.cluster.num_gpus, None, here=True)
+    return "\n".join(str(problem) for problem in caught.value.problems)
+
+
+def test_a_model_at_stage_3_must_be_gathered_to_be_saved() -> None:
+    made = finetune_runs.tiny_plan(zero=3)
+    config = deepspeed.config(made)
+    for value in (False, "auto"):  # accelerate takes auto for false
+        config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = value
+        assert f"model_save is {value}: no usable model" in problems(made, 2, config)
+    del config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"]
+    assert "model_save is absent" in problems(made, 2, config)
+
+
+def test_what_is_not_there_is_said_with_everything_else(tmp_path: Path) -> None:
+    gone = str(tmp_path / "gone")
+    made = finetune_runs.tiny_plan("ddp", model=gone, tokenizer=gone, dataset=gone + ".jsonl")
+    said = problems(changed(made, gradient_accumulation_steps=1), 2)
+    assert "gone" not in said  # what does not concern the plan is looked for on the machine that trains
+    said = here(changed(made, gradient_accumulation_steps=1))
+    assert "= 8, the contract's global batch is 16" in said
+    assert said.count("does not exist") == 3
+    (tmp_path / "gone").mkdir()
+    assert "is a folder without config.json" in here(made)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is not None, reason="bitsandbytes is installed here")
+def test_methods_say_what_they_need_where_it_is_missing() -> None:
+    assert "method qlora needs bitsandbytes, not installed\n  pip install '.[qlora]'" in here(FINETUNE["qlora"])
+    made = FINETUNE["zero1"]
+    paged = msgspec.structs.replace(
+        made,
+        contract=msgspec.structs.replace(made.contract, optimizer="adamw_8bit"),
+        workload=msgspec.structs.replace(made.workload, optimizer="adamw_8bit"),
+    )
+    assert "optimizer adamw_8bit needs bitsandbytes" in here(paged)
+    said = here(finetune_runs.tiny_plan("ddp", method="qlora"))
+    assert "QLoRA needs the 4-bit kernels of bitsandbytes on a GPU" in said and "not installed" not in said
 
 
 def test_true_is_not_the_number_one() -> None:

@@ -146,3 +146,60 @@ def test_weights_follow_from_seed_and_name_alone() -> None:
             assert abs(value.mean().item()) < 0.001
         else:
             assert torch.equal(value, torch.ones_like(value))
+
+
+def saved(folder: Path) -> str:
+    """A model of the tiny shape with weights, in a folder."""
+    import transformers
+
+    config = transformers.AutoConfig.for_model(
+        "llama", **models.llama_like_config(finetune_runs.MODEL, 128), eos_token_id=257, pad_token_id=257
+    )
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.slow
+def test_weights_rotary_base_and_padding_are_as_the_contract_says(tmp_path: Path) -> None:
+    import torch
+
+    from recipes.byte_tokenizer import ByteTokenizer
+
+    name = saved(tmp_path / "saved")
+    tokenizer = ByteTokenizer()
+
+    def load(**contract: object) -> tuple:
+        made = finetune_runs.tiny_plan("ddp", ranks=1, precision="fp32", model=name, **contract)
+        model = msgspec.structs.replace(made.model, rope_theta=made.contract.rope_theta or made.model.rope_theta)
+        return models.load_model(msgspec.structs.replace(made, model=model), tokenizer)
+
+    own, said = load()
+    assert said == f"weights from {name}"
+    assert own.config.rope_parameters["rope_theta"] == 10000.0
+    # saved with padding = end, of which torch would never learn the embedding
+    assert own.config.pad_token_id == own.get_input_embeddings().padding_idx == tokenizer.pad_token_id
+    drawn, said = load(init="random")
+    assert "init is random" in said
+    longer, _ = load(rope_theta=500000.0)
+    assert longer.config.rope_parameters["rope_theta"] == 500000.0
+    assert longer.model.rotary_emb.inv_freq[1] < own.model.rotary_emb.inv_freq[1]
+    weight = own.model.layers[0].mlp.up_proj.weight
+    assert torch.equal(weight, longer.model.layers[0].mlp.up_proj.weight)
+    again, _ = load(init="random")
+    random = drawn.model.layers[0].mlp.up_proj.weight
+    assert not torch.equal(weight, random) and torch.equal(random, again.model.layers[0].mlp.up_proj.weight)
+
+
+@pytest.mark.slow
+def test_adapters_have_the_rank_targets_and_dropout_of_the_contract() -> None:
+    from recipes.byte_tokenizer import ByteTokenizer
+
+    made = finetune_runs.tiny_plan(
+        "ddp", ranks=1, method="lora", lora_rank=4, lora_alpha=8, lora_dropout=0.25, lora_targets="attention"
+    )
+    model, _ = models.load_model(made, ByteTokenizer())
+    config = model.peft_config["default"]
+    assert (config.r, config.lora_alpha, config.lora_dropout) == (4, 8, 0.25)
+    assert config.target_modules == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert trained == 4 * 4 * (2 * (128 + 128) + 2 * (128 + 64))  # layers, rank, A and B of q and o, of k and v

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from toolkit.record import RunRecord, StepRecord
+from toolkit.record import EvaluationRecord, RunRecord, StepRecord
 from toolkit.runtime.telemetry import (
     STEPS,
     Telemetry,
+    read_evaluations,
     read_run,
     read_steps,
     run_record,
@@ -108,3 +109,17 @@ def test_wandb_only_when_asked_for_and_offline_unless_told(tmp_path: Path) -> No
     assert wandb_reporting(tmp_path, first) and wandb_reporting(tmp_path, second)
     assert (first["WANDB_MODE"], second["WANDB_MODE"]) == ("offline", "online")
     assert first["WANDB_RUN_ID"] == second["WANDB_RUN_ID"]  # one run over all restarts
+    with_key = {"WANDB_API_KEY": "k"}
+    assert wandb_reporting(tmp_path, with_key) and with_key["WANDB_MODE"] == "online"
+
+
+def test_evaluations_are_read_back_and_the_later_one_holds(run: RunRecord, tmp_path: Path) -> None:
+    assert read_evaluations(tmp_path) == []
+    telemetry = Telemetry(tmp_path, run)
+    for step, loss in ((0, 3.0), (2, 2.0), (2, 1.5)):
+        telemetry.evaluation(EvaluationRecord(step=step, held_out_loss=loss, tokens=7, seconds=0.1))
+    with (tmp_path / "evaluations.jsonl").open("a") as file:
+        file.write('{"step": 4')  # torn by a kill
+    Telemetry(tmp_path, run).evaluation(EvaluationRecord(step=4, held_out_loss=1.0, tokens=7, seconds=0.1))
+    Telemetry(tmp_path, run, rank=1).evaluation(EvaluationRecord(step=9, held_out_loss=9.0, tokens=7, seconds=0.1))
+    assert [(each.step, each.held_out_loss) for each in read_evaluations(tmp_path)] == [(0, 3.0), (2, 1.5), (4, 1.0)]

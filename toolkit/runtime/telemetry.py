@@ -20,9 +20,9 @@ from typing import IO
 import msgspec
 
 from toolkit import __version__
-from toolkit.record import RunRecord, StepRecord
+from toolkit.record import EvaluationRecord, RunRecord, StepRecord
 
-RUN, STEPS = "run.json", "steps.jsonl"
+RUN, STEPS, EVALUATIONS = "run.json", "steps.jsonl", "evaluations.jsonl"
 PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "peft", "datasets", "megatron-core", "numpy")
 
 
@@ -59,6 +59,7 @@ class Telemetry:
 
     def __init__(self, directory: str | Path, record: RunRecord, rank: int = 0) -> None:
         self.rank = rank
+        self._directory = Path(directory)
         self._file: IO[bytes] | None = None
         if rank != 0:
             return
@@ -83,6 +84,15 @@ class Telemetry:
         self._file.write(msgspec.json.encode(record) + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
+
+    def evaluation(self, record: EvaluationRecord) -> None:
+        """Append one evaluation to ``evaluations.jsonl``, which there is from the first one on."""
+        if self.rank != 0:
+            return
+        with _open_at_line_end(self._directory / EVALUATIONS) as file:
+            file.write(msgspec.json.encode(record) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
 
     def close(self) -> None:
         """No more steps will follow."""
@@ -126,17 +136,25 @@ def read_steps(directory: str | Path) -> list[StepRecord]:
     return [steps[number] for number in sorted(steps)]
 
 
-def wandb_reporting(directory: str | Path, environment: MutableMapping[str, str], rank: int = 0) -> bool:
-    """Whether to report to wandb: only where the user has set a ``WANDB_`` variable, and offline unless told.
+def read_evaluations(directory: str | Path) -> list[EvaluationRecord]:
+    """The evaluations of a run in order; of a repeated step the later one, none where there has been none."""
+    path = Path(directory) / EVALUATIONS
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    found = {record.step: record for record in (msgspec.json.decode(line, type=EvaluationRecord) for line in lines)}
+    return [found[number] for number in sorted(found)]
 
-    The run keeps one identity over restarts: rank 0, which alone reports, stores its id beside the telemetry
-    and puts it into ``environment`` for the wandb library to find.
+
+def wandb_reporting(directory: str | Path, environment: MutableMapping[str, str], rank: int = 0) -> bool:
+    """Whether to report to wandb: only where the user has set a ``WANDB_`` variable; offline where that is no key.
+
+    ``WANDB_MODE`` overrules. The run keeps one identity over restarts: rank 0, which alone reports, stores its
+    id beside the telemetry and puts it into ``environment`` for the wandb library to find.
     """
     if not any(name.startswith("WANDB_") for name in environment):
         return False
     if environment.get("WANDB_MODE") == "disabled" or environment.get("WANDB_DISABLED", "").lower() in ("true", "1"):
         return False
-    environment.setdefault("WANDB_MODE", "offline")
+    environment.setdefault("WANDB_MODE", "online" if environment.get("WANDB_API_KEY") else "offline")
     environment.setdefault("WANDB_RESUME", "allow")
     environment.setdefault("WANDB_DIR", str(directory))
     identity = Path(directory) / "wandb_run_id"

@@ -1,0 +1,181 @@
+"""Conversations as tokens, and which of them are learnt: what the assistant says, and the end of its turn.
+
+A template says itself what the assistant generates where it has ``{% generation %}`` markers. Where it
+has none, an answer is what the template adds to the conversation before it with the assistant's header:
+
+    before_i = render(messages[:i], add_generation_prompt=True)
+    after_i  = render(messages[:i + 1])         learnt: after_i without before_i
+
+That holds inside of the whole conversation only where ``render(messages)`` begins with every ``after_i``.
+Templates that rewrite earlier turns (Qwen3 takes the thoughts out of them) do not; then every answer
+becomes a sequence of its own, ``after_i``, which is what the model sees when it is used. (What this does
+not do: tools, images.)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from toolkit.errors import ToolkitError
+
+Encoded = tuple[list[int], list[bool]]  # tokens of a sequence, and which of them are learnt
+Span = tuple[int, int]  # characters: first, last + 1
+
+MARKER = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+TEMPLATES = Path(__file__).parent.parent / "chat_templates"
+SIMPLE = "simple"  # for tokenizers without a template: plain text, no new tokens
+
+
+def shipped() -> list[str]:
+    """Names of the templates that a contract can ask for."""
+    return sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
+
+
+def template_of(tokenizer: Any) -> str:
+    """The tokenizer's own template; of several the one named default; empty where it has none."""
+    template = getattr(tokenizer, "chat_template", None) or ""
+    return template if isinstance(template, str) else str(template.get("default", ""))
+
+
+def writes_begin(tokenizer: Any) -> bool:
+    """Whether the tokenizer puts a begin token before a text."""
+    begin = tokenizer.bos_token_id
+    return begin is not None and begin in tokenizer.encode("", add_special_tokens=True)
+
+
+def with_template(tokenizer: Any, name: str = "") -> str:
+    """Give a tokenizer the shipped template of this name, or a plain one if it has none; returns what was done.
+
+    The template is saved with the model. It begins with the begin token where the tokenizer writes one.
+    """
+    if not name and template_of(tokenizer):
+        return ""
+    text = (TEMPLATES / f"{name or SIMPLE}.jinja").read_text(encoding="utf-8").rstrip("\n")
+    tokenizer.chat_template = ("{{- bos_token -}}" if writes_begin(tokenizer) else "") + text
+    if name:
+        return f"conversations are written with the chat template {name}"
+    return "the tokenizer has no chat template: conversations are written with a plain one (recipes/chat_templates)"
+
+
+def conversation(
+    messages: Sequence[Mapping[str, Any]], tokenizer: Any, completion_only: bool = True
+) -> Iterator[Encoded]:
+    """The sequences to learn of a conversation: one, or one per answer; none where there is nothing to learn.
+
+    Without ``completion_only`` every token of the conversation is learnt. Raises ToolkitError for messages of
+    another form, and for a template that cannot write them.
+    """
+    _check(messages)
+    template = template_of(tokenizer)
+    marked = completion_only and MARKER.search(template) is not None
+    whole, spans = _render(messages, tokenizer, template, marked)
+    if marked or not completion_only:
+        spans = spans if marked else [(0, len(whole))]
+        if spans:
+            yield _tokens(whole, spans, tokenizer)
+        return
+    answers = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+    texts = [_around(messages, at, tokenizer, template) for at in answers]
+    if all(whole.startswith(after) for _, after in texts):
+        if texts:
+            yield _tokens(whole, [(len(before), len(after)) for before, after in texts], tokenizer)
+        return
+    for before, after in texts:
+        yield _tokens(after, [(len(before), len(after))], tokenizer)
+
+
+def _around(messages: Sequence[Mapping[str, Any]], at: int, tokenizer: Any, template: str) -> tuple[str, str]:
+    """The conversation up to an answer, and with it."""
+    after, _ = _render(messages[: at + 1], tokenizer, template)
+    if at == 0:  # many templates look at the first message, and there is none before it
+        return "", after
+    before, _ = _render(messages[:at], tokenizer, template, prompt=True)
+    if not after.startswith(before):
+        before, _ = _render(messages[:at], tokenizer, template)  # a template whose prompt is not what it writes
+    if not after.startswith(before):
+        raise ToolkitError(
+            "the chat template does not mark what the assistant says, and rewrites the conversation before it",
+            remedy="put {% generation %} and {% endgeneration %} around it in the tokenizer's template",
+        )
+    return before, after
+
+
+def _check(messages: Sequence[Mapping[str, Any]]) -> None:
+    for number, message in enumerate(messages, start=1):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            found = ", ".join(map(str, message)) if isinstance(message, Mapping) else type(message).__name__
+            raise ToolkitError(f"message {number} has {found or 'nothing'}", remedy="a message has role and content")
+        if not isinstance(message.get("content"), str):
+            kind = type(message.get("content")).__name__
+            raise ToolkitError(
+                f"the content of message {number} is {kind}, not text", remedy="this program trains on text"
+            )
+    if not messages:
+        raise ToolkitError("the conversation has no messages", remedy="remove the row")
+
+
+def _render(
+    messages: Sequence[Mapping[str, Any]], tokenizer: Any, template: str, marked: bool = False, prompt: bool = False
+) -> tuple[str, list[Span]]:
+    from jinja2 import TemplateError
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    plain = [{name: value for name, value in message.items() if value is not None} for message in messages]
+    try:
+        texts, spans = render_jinja_template(
+            conversations=[plain],
+            chat_template=template,
+            return_assistant_tokens_mask=marked,
+            add_generation_prompt=prompt,
+            **tokenizer.special_tokens_map,
+        )
+    except (TemplateError, TypeError, ValueError, KeyError) as error:
+        roles = ", ".join(str(message["role"]) for message in messages)
+        raise ToolkitError(
+            f"the chat template cannot write the roles {roles}: {error}", remedy="change the rows or the template"
+        ) from error
+    return texts[0], [(first, last) for first, last in spans[0]] if marked else []
+
+
+def _tokens(text: str, spans: list[Span], tokenizer: Any) -> Encoded:
+    """Every token that overlaps a span is learnt, and the end token that follows one.
+
+    Where no end token follows the last answer, one is added: a model that has not learnt to stop does not.
+    """
+    tokens, places = _offsets(text, spans, tokenizer)
+    learnt = [any(begin < last and end > first for first, last in spans) for begin, end in places]
+    end = tokenizer.eos_token_id
+    for at in range(1, len(tokens)):
+        if tokens[at] == end and learnt[at - 1]:
+            learnt[at] = True
+    last = max((at for at, flag in enumerate(learnt) if flag), default=0)
+    if end not in tokens[_turn(learnt, last) :]:
+        tokens.append(end)
+        learnt.append(True)
+    return tokens, learnt
+
+
+def _turn(learnt: list[bool], last: int) -> int:
+    """Where the run of learnt tokens that ends at ``last`` begins."""
+    while last > 0 and learnt[last - 1]:
+        last -= 1
+    return last
+
+
+def _offsets(text: str, spans: list[Span], tokenizer: Any) -> tuple[list[int], list[Span]]:
+    try:
+        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        return list(encoded["input_ids"]), [(first, last) for first, last in encoded["offset_mapping"]]
+    except NotImplementedError:  # a tokenizer in Python: cut the text where learning begins and ends
+        tokens: list[int] = []
+        places: list[Span] = []
+        cuts = sorted({0, len(text), *(edge for span in spans for edge in span)})
+        for first, last in zip(cuts, cuts[1:], strict=False):
+            piece = tokenizer.encode(text[first:last], add_special_tokens=False)
+            tokens += piece
+            places += [(first, last)] * len(piece)
+        return tokens, places

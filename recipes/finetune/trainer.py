@@ -1,0 +1,105 @@
+"""The Hugging Face Trainer with the contract's schedule, and a held-out loss that weighs every token alike."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import Trainer
+
+from recipes import ranks
+from recipes.finetune.batches import nothing
+from recipes.finetune.checks import is_cpu
+from recipes.finetune.packing import IGNORED
+from recipes.schedule import learning_rate
+from toolkit.errors import ToolkitError
+from toolkit.plan import Plan
+
+
+class ContractTrainer(Trainer):
+    """The Hugging Face Trainer on the learning rate of the contract, whatever the framework beneath."""
+
+    def __init__(self, plan: Plan, total_steps: int, **keywords: Any) -> None:
+        self.plan, self.total_steps = plan, total_steps
+        self.own_use_cache = getattr(keywords["model"].config, "use_cache", None)  # the Trainer switches it off
+        super().__init__(**keywords)
+        if not self.model_accepts_loss_kwargs:  # then the Trainer takes a mean over micro batches of their means
+            raise ToolkitError(
+                f"{type(self.model).__name__} cannot normalise its loss by the tokens of the whole batch: its forward"
+                " takes no keyword arguments (num_items_in_batch)",
+                remedy="use a model of transformers itself",
+            )
+
+    def evaluate(self, *_: Any, **__: Any) -> dict[str, Any]:
+        """Loss on the held-out sequences: the sum over their trained tokens, of all ranks, divided by their number.
+
+            loss = sum of -log p(token) / trained tokens
+
+        The Trainer's own is a mean over batches of their means. It does not depend on ranks or micro batch: a
+        rank that has run out of sequences goes on with empty ones, since under ZeRO-3 and FSDP all take part in
+        every forward pass.
+        """
+        since, model = time.perf_counter(), self.model_wrapped
+        training = model.training
+        model.eval()
+        sums = torch.zeros(2, dtype=torch.float64, device=self.args.device)
+        with torch.no_grad():
+            for rows in self._held_out_rows():
+                inputs = self._prepare_inputs(self.data_collator(rows))
+                labels = inputs.pop("labels")[:, 1:]
+                with self.compute_loss_context_manager():
+                    logits = model(**inputs).logits[:, :-1]
+                loss = torch.nn.functional.cross_entropy(
+                    logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum"
+                )
+                sums += torch.stack([loss.double(), (labels != IGNORED).sum().double()])
+        if ranks.several():
+            torch.distributed.all_reduce(sums)
+        model.train(training)
+        loss, tokens = sums.tolist()
+        metrics = {
+            "eval_loss": loss / tokens,
+            "eval_tokens": int(tokens),
+            "eval_seconds": time.perf_counter() - since,
+        }
+        self.log(dict(metrics))
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def _held_out_rows(self) -> Any:
+        """The batches of this rank: as many, and as large, on every rank."""
+        rows, size = self.eval_dataset, self.args.per_device_eval_batch_size
+        width = self.plan.contract.sequence_length
+        for first in range(0, len(rows), size * self.args.world_size):
+            mine = range(first + size * self.args.process_index, first + size * (self.args.process_index + 1))
+            yield [rows[at] if at < len(rows) else nothing(width) for at in mine]
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LambdaLR:
+        """``num_training_steps`` is where this run ends; the schedule is that of the whole experiment."""
+        if self.lr_scheduler is None:
+            contract, total, peak = self.plan.contract, self.total_steps, self.plan.contract.learning_rate
+            self.lr_scheduler = LambdaLR(
+                optimizer or self.optimizer, lambda step: learning_rate(step, total, contract) / peak if peak else 0.0
+            )
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """DeepSpeed's CPU Adam where the optimizer is offloaded from a GPU (torch's would be many times slower)."""
+        strategy, contract = self.plan.strategy, self.plan.contract
+        offloaded = strategy.framework == "deepspeed" and strategy.offload and contract.optimizer == "adamw"
+        if self.optimizer is None and offloaded and not is_cpu(self.plan):
+            from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+            groups = super().create_optimizer(model).param_groups
+            self.optimizer = DeepSpeedCPUAdam(
+                [{"params": group["params"], "weight_decay": group["weight_decay"]} for group in groups],
+                lr=contract.learning_rate,
+                betas=(contract.adam_beta1, contract.adam_beta2),
+                eps=contract.adam_epsilon,
+                adamw_mode=True,
+            )
+            return self.optimizer
+        return super().create_optimizer(model)
