@@ -24,6 +24,7 @@ SHARED = {
     "framework",
     "method",
     "precision",
+    "optimizer",
     "price-per-gpu-hour",
     "calibration",
     "tp",
@@ -56,7 +57,7 @@ OPTIONS = {
     "plan": SHARED | {"objective", "compute-optimal", "top", "pick", "explain", "out", "force", "json"},
     "estimate": SHARED | {"explain", "out", "force", "json"},
     "verify": {"layers", "tolerance", "time-limit", "json"},
-    "validate": {"calibration", "brief", "json"},
+    "validate": {"calibration", "brief", "leave-one-source-out", "fit", "experts", "residuals", "force", "json"},
 }
 
 
