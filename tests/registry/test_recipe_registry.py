@@ -141,6 +141,7 @@ def test_all_mistakes_of_a_file_at_once(tmp_path: Path) -> None:
         ('name = "tiny"', 'name = "huge"', "calls itself 'huge'"),
         ("seed = 42", "seed = 42\nwarmup_fraction = 0.1", "warmup_steps is 5 and warmup_fraction 0.1"),
         ("seed = 42", "seed = 42\nlora_dropout = 1.5", "it is a share, from 0 to 1"),
+        ("seed = 42", 'seed = 42\nchat_template = "chatm"', "did you mean chatml"),
         ('schedule = "cosine"', 'schedule = "wsd"', "schedule wsd needs a decay_fraction"),
         ("seed = 42", "seed = 42\ndecay_fraction = 0.1", "schedule wsd needs a decay_fraction"),
         ('reference = "local-cpu 2"', 'reference = "local-cpu"', "write a cluster and GPUs"),

@@ -79,6 +79,11 @@ def all_recipes() -> list[Found]:
     return found
 
 
+def chat_templates() -> list[str]:
+    """Names that ``chat_template`` of a contract can have."""
+    return sorted(path.stem for path in (SHIPPED / "chat_templates").glob("*.jinja"))
+
+
 def _paths() -> dict[str, Path]:
     """File by the name of the recipe, which is the name of the file; later ones hide earlier ones."""
     shipped = sorted(SHIPPED.glob("*/*.toml"))
@@ -114,6 +119,11 @@ def _check(recipe: Recipe, path: Path) -> None:
             problems.add(f"{path}: status is {recipe.status!r}", "say 'planned only' or 'verified on <hardware>'")
         for problem in (*contract_problems(contract), *unfollowed(recipe.program, contract)):
             problems.add(f"{path}: contract.{problem.message}", problem.remedy)
+        if contract.chat_template and contract.chat_template not in (known := chat_templates()):
+            problems.add(
+                f"{path}: contract.chat_template is {contract.chat_template!r}",
+                strict.did_you_mean(contract.chat_template, known),
+            )
         if not contract.model:
             problems.add(f"{path}: contract.model is empty", "give a registry name, a hub name or a path")
 
