@@ -4,9 +4,11 @@
     python -m recipes.pretrain.convert to-hf CHECKPOINT --out HF_FOLDER
 
 ``to-megatron`` writes a distributed checkpoint of the weights, which any layout can load. ``to-hf`` reads such a
-folder, or a ``checkpoint-N`` of a training run (whose ``plan.json`` lies beside it). A model that does not fit into
-the memory of one process is converted by several: ``torchrun --nproc-per-node 8 -m recipes.pretrain.convert ...
---tp 2 --pp 4``; each of them then holds its part only. Nothing is overwritten without ``--force``.
+folder, or a ``checkpoint-N`` of a training run (whose ``plan.json`` lies beside it). The weights are in memory once,
+and half of them (gate and up, which the library splits) once more while it writes or reads; ``to-hf`` adds the 5 GB of
+a file. A model that is too large for that is converted by several processes: ``torchrun --nproc-per-node 8 -m
+recipes.pretrain.convert ... --tp 2 --pp 4``, each of which holds its part only. Nothing is overwritten without
+``--force``.
 
 The training program needs neither: it starts from a Hugging Face folder (``init = "pretrained"``) and ends with one.
 """
@@ -119,7 +121,7 @@ def to_hf(options: argparse.Namespace, layout: Strategy) -> None:
     chunks, transformer = build(core, spec, lambda chunks, config: None)
     state = dist_checkpointing.load(checkpoints.weights_state(chunks), str(source), strict="assume_ok_unexpected")
     for key, chunk in zip(checkpoints.keys(chunks), chunks, strict=True):
-        chunk.load_state_dict(state[key])
+        chunk.load_state_dict(state.pop(key))
     transfer.export(
         chunks, transformer, config, spec.vocab_size, options.out, lambda folder: _copy(beside, folder, BESIDE)
     )
