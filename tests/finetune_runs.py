@@ -48,7 +48,7 @@ def tiny_plan(
         MODEL,
         msgspec.structs.replace(LAPTOP, gpus_per_node=ranks),
         framework=framework,
-        zero_stage=zero if framework == "deepspeed" else 0,
+        zero_stage={"deepspeed": zero, "fsdp": 3}.get(framework, 0),
         micro_batch_size=micro_batch,
         gradient_accumulation_steps=GLOBAL_BATCH // (ranks * micro_batch),
         workload={"sequence_length": SEQUENCE_LENGTH} | work,

@@ -19,6 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from toolkit.errors import ToolkitError
 
 Encoded = tuple[list[int], list[bool]]  # tokens of a sequence, and which of them are learnt
@@ -147,29 +149,23 @@ def _tokens(text: str, spans: list[Span], tokenizer: Any) -> Encoded:
     Where no end token follows the last answer, one is added: a model that has not learnt to stop does not.
     """
     tokens, places = _offsets(text, spans, tokenizer)
-    learnt = [any(begin < last and end > first for first, last in spans) for begin, end in places]
-    end = tokenizer.eos_token_id
-    for at in range(1, len(tokens)):
-        if tokens[at] == end and learnt[at - 1]:
-            learnt[at] = True
-    last = max((at for at, flag in enumerate(learnt) if flag), default=0)
-    if end not in tokens[_turn(learnt, last) :]:
-        tokens.append(end)
-        learnt.append(True)
-    return tokens, learnt
+    begins, ends = places[:, 0], places[:, 1]  # in order, as the spans are
+    learnt = np.zeros(len(tokens), bool)
+    for first, last in spans:
+        learnt[np.searchsorted(ends, first, side="right") : np.searchsorted(begins, last, side="left")] = True
+    stops = np.asarray(tokens) == tokenizer.eos_token_id
+    learnt[1:] |= stops[1:] & learnt[:-1]
+    answer = spans[-1][0] if spans else 0
+    if not stops[np.searchsorted(ends, answer, side="right") :].any():
+        return [*tokens, tokenizer.eos_token_id], [*learnt.tolist(), True]
+    return tokens, learnt.tolist()
 
 
-def _turn(learnt: list[bool], last: int) -> int:
-    """Where the run of learnt tokens that ends at ``last`` begins."""
-    while last > 0 and learnt[last - 1]:
-        last -= 1
-    return last
-
-
-def _offsets(text: str, spans: list[Span], tokenizer: Any) -> tuple[list[int], list[Span]]:
+def _offsets(text: str, spans: list[Span], tokenizer: Any) -> tuple[list[int], np.ndarray]:
+    """Tokens, and the characters [first, last + 1] of each."""
     try:
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        return list(encoded["input_ids"]), [(first, last) for first, last in encoded["offset_mapping"]]
+        return list(encoded["input_ids"]), np.asarray(encoded["offset_mapping"], np.int64).reshape(-1, 2)
     except NotImplementedError:  # a tokenizer in Python: cut the text where learning begins and ends
         tokens: list[int] = []
         places: list[Span] = []
@@ -178,4 +174,4 @@ def _offsets(text: str, spans: list[Span], tokenizer: Any) -> tuple[list[int], l
             piece = tokenizer.encode(text[first:last], add_special_tokens=False)
             tokens += piece
             places += [(first, last)] * len(piece)
-        return tokens, places
+        return tokens, np.asarray(places, np.int64).reshape(-1, 2)

@@ -173,11 +173,9 @@ def _check_batch(problems: Problems, plan: Plan, world_size: int) -> None:
 
 
 def _check_cpu(problems: Problems, plan: Plan) -> None:
-    if plan.strategy.framework == "fsdp":
+    if plan.strategy.framework == "fsdp" and plan.strategy.dp == 1:
         problems.add(
-            "FSDP does not run on CPUs here: accelerate 1.15 replaces it by plain DDP without a word"
-            " (state.py lets only accelerators switch FSDP on)",
-            "plan again with --framework deepspeed; its ZeRO-3 shards the same states",
+            "FSDP on one CPU process shards nothing, and accelerate leaves it out", "plan with --framework ddp"
         )
     if plan.contract.precision == "fp16":
         problems.add("fp16 does not train on CPUs (DeepSpeed: 'fp16 is not supported on your device')", "use bf16")

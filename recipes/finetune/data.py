@@ -19,7 +19,7 @@ import numpy as np
 
 from recipes.finetune import chat, packing
 from recipes.finetune.chat import Encoded
-from recipes.finetune.documents import Document, local_file, read_documents
+from recipes.finetune.documents import Document, files_of, local_file, read_documents
 from recipes.finetune.packing import IGNORED, Blocks
 from toolkit.errors import Problem, ToolkitError
 from toolkit.recipe import Contract
@@ -140,7 +140,8 @@ def documents_in(blocks: Blocks) -> int:
 def cache_folder(output_dir: Path, contract: Contract) -> Path:
     """Where the blocks of this dataset, tokenizer and length lie; a changed local file is another dataset."""
     path = local_file(contract.dataset)
-    stamp = f"{path.stat().st_size} {path.stat().st_mtime_ns}" if path is not None and path.is_file() else ""
+    files = files_of(path) if path is not None and path.exists() else []
+    stamp = " ".join(f"{each.name} {each.stat().st_size} {each.stat().st_mtime_ns}" for each in files)
     parts = (
         FORMAT,
         contract.dataset,

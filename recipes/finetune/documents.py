@@ -31,7 +31,7 @@ class Document(NamedTuple):
 
 
 def local_file(dataset: str) -> Path | None:
-    """The file that a dataset's name stands for, or None where it is a name of the hub."""
+    """The file or folder that a dataset's name stands for, or None where it is a name of the hub."""
     if dataset == "sample":
         return SAMPLE
     path = Path(dataset).expanduser()
@@ -39,7 +39,8 @@ def local_file(dataset: str) -> Path | None:
 
 
 def read_documents(dataset: str) -> Iterator[Document]:
-    """All documents of ``sample``, of a ``.jsonl``, ``.json``, ``.parquet`` or text file, or of a data set of the hub.
+    """All documents of ``sample``, of a ``.jsonl``, ``.json``, ``.parquet`` or text file, of a folder of such files in
+    the order of their names, or of a data set of the hub.
 
     Raises ToolkitError for a file that is missing, unreadable or has rows of another form.
     """
@@ -48,9 +49,22 @@ def read_documents(dataset: str) -> Iterator[Document]:
     path = local_file(dataset)
     if path is None:
         return _rows_to_documents(_hub_rows(dataset), dataset)
-    if not path.is_file():
-        what = "is a folder" if path.is_dir() else "does not exist"
-        raise ToolkitError(f"dataset {dataset!r} {what}", remedy=REMEDY)
+    files = files_of(path)
+    if path.is_dir() and not files:
+        raise ToolkitError(f"dataset {dataset!r} is a folder without .jsonl or .parquet files", remedy=REMEDY)
+    if not path.exists():
+        raise ToolkitError(f"dataset {dataset!r} does not exist", remedy=REMEDY)
+    return itertools.chain.from_iterable(_file_documents(each) for each in files)
+
+
+def files_of(path: Path) -> list[Path]:
+    """The file itself, or the files with rows in a folder and below it (a snapshot of the hub has them so)."""
+    if not path.is_dir():
+        return [path]
+    return sorted(each for each in path.rglob("*") if each.suffix in (".jsonl", ".parquet") and each.is_file())
+
+
+def _file_documents(path: Path) -> Iterator[Document]:
     if path.suffix == ".json" and path.read_bytes()[:4096].lstrip()[:1] == b"[":
         return _rows_to_documents(_json_array(path), str(path))
     if path.suffix in (".jsonl", ".json"):
@@ -58,7 +72,7 @@ def read_documents(dataset: str) -> Iterator[Document]:
     if path.suffix == ".parquet":
         return _rows_to_documents(_parquet_rows(path), str(path))
     try:
-        return iter([Document((Segment(path.read_text(encoding="utf-8"), True),))])
+        return iter([Document((Segment(path.read_text(encoding="utf-8"), True),))])  # one document
     except (OSError, UnicodeDecodeError) as error:
         raise ToolkitError(f"cannot read {path}: {error}", remedy="give a text file in UTF-8") from error
 

@@ -45,9 +45,15 @@ def load_tokenizer(plan: Plan) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
         raise ToolkitError(f"cannot load the tokenizer {name!r}: {error}", remedy="check the name or path") from error
+    if tokenizer.eos_token_id is None:
+        raise ToolkitError(
+            f"the tokenizer {name!r} has no end token, so no document would end",
+            remedy="use one whose tokenizer_config.json names an eos_token",
+        )
+    return tokenizer
 
 
 def load_model(plan: Plan, tokenizer: Any) -> tuple[Any, str]:

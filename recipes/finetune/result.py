@@ -22,14 +22,16 @@ def save(trainer: Any, plan: Plan, tokenizer: Any, folder: Path, merge: bool) ->
     drawn = adapters and (not models.hub_or_path(plan) or plan.contract.init == "random")
     if plan.strategy.framework == "fsdp":
         trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")  # sharded, it would write nothing
+    first = trainer.args.process_index == 0
     if drawn:
+        if first:  # peft looks for it when it saves
+            trainer.model.get_base_model().config.save_pretrained(folder / "base")
         for config in trainer.model.peft_config.values():
             config.base_model_name_or_path = str((folder / "base").resolve())
     if trainer.own_use_cache is not None:
         trainer.model.config.use_cache = trainer.own_use_cache
     trainer.save_model(str(folder / "model"))
     ranks.barrier()
-    first = trainer.args.process_index == 0
     if first and drawn:
         _base(plan, tokenizer).save_pretrained(folder / "base")
         tokenizer.save_pretrained(folder / "base")

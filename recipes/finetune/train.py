@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes import program, ranks, resume, schedule
-from recipes.finetune import arguments, chat, checks, data, padding, result
+from recipes.finetune import arguments, chat, checks, data, fsdp_on_cpu, padding, result
 from recipes.finetune import model as models
 from toolkit import plan as plans
 from toolkit.errors import ToolkitError
@@ -214,8 +214,9 @@ def _prepare_libraries(plan: Plan) -> None:
         transformers_logging.set_verbosity_error()  # rank 0 says it for all
     transformers_logging.disable_progress_bar()
     # said by every rank at every start, and no fault of the run: DeepSpeed 0.19.8 uses names that torch 2.13
-    # will drop; the Trainer counts micro batches itself and tells accelerate 1
+    # will drop, and peft one of transformers; the Trainer counts micro batches itself and tells accelerate 1
     warnings.filterwarnings("ignore", category=FutureWarning, message="`torch.distributed.*is deprecated")
+    warnings.filterwarnings("ignore", category=FutureWarning, message="`is_gradient_checkpointing` is deprecated")
     logging.getLogger("accelerate.accelerator").addFilter(
         lambda entry: "Gradient accumulation steps mismatch" not in entry.getMessage()
     )
@@ -224,6 +225,8 @@ def _prepare_libraries(plan: Plan) -> None:
             f"the plan is for {plan.cluster.accelerator.name}, torch finds no GPU on this machine",
             remedy="start it on such a machine, or plan for this one with --cluster local-cpu",
         )
+    if plan.strategy.framework == "fsdp" and checks.is_cpu(plan):
+        fsdp_on_cpu.switch_on()
     if plan.strategy.framework == "deepspeed" and checks.is_cpu(plan):
         import deepspeed
 

@@ -105,6 +105,17 @@ def test_the_end_is_always_learnt() -> None:
     assert learnt(encoded) == ["Hello<end>", "So long<end>"]  # though the template does not mark the ends
 
 
+def test_a_tokenizer_that_does_not_tell_places_learns_the_same() -> None:
+    class Python(ByteTokenizer):
+        def __call__(self, text: str, **options: Any) -> Any:
+            raise NotImplementedError("return_offset_mapping is not available when using Python tokenizers")
+
+    for template in (UNMARKED, REWRITING):
+        there, here = Python(), tokenizer(template)
+        there.chat_template = template
+        assert list(chat.conversation(TALK, there)) == list(chat.conversation(TALK, here))
+
+
 def test_nothing_to_learn_is_no_sequence() -> None:
     for template in (UNMARKED, REWRITING):
         assert list(chat.conversation(TALK[:2], tokenizer(template))) == []

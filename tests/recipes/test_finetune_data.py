@@ -2,6 +2,9 @@
 
 import hashlib
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -272,6 +275,31 @@ def test_an_array_of_json(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     path.write_text("  " + json.dumps(ROWS))
     assert list(read_documents(str(path))) == READ
+
+
+def test_a_folder_is_its_files_in_order(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    for name, text in (("data/b.jsonl", "2"), ("a.jsonl", "1"), ("README.md", "no"), ("dataset_info.json", "{}")):
+        (tmp_path / name).write_text(json.dumps({"text": text}))
+    assert [document.segments[0].text for document in read_documents(str(tmp_path))] == ["1", "2"]
+    contract = Contract(dataset=str(tmp_path), tokenizer="byte")
+    before = data.cache_folder(tmp_path, contract)
+    (tmp_path / "data" / "b.jsonl").write_text(json.dumps({"text": "three"}))
+    assert data.cache_folder(tmp_path, contract) != before
+
+
+@pytest.mark.slow
+def test_a_hub_that_does_not_answer_is_a_sentence() -> None:
+    code = (
+        "from recipes.finetune.documents import read_documents\n"
+        "from toolkit.errors import ToolkitError\n"
+        "try:\n    list(read_documents('nobody/nothing:train'))\n"
+        "except ToolkitError as error:\n    print(error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | {"HF_HUB_OFFLINE": "1"}
+    )
+    assert "'nobody/nothing:train' is neither a local file nor a data set of the hub that can be read" in done.stdout
 
 
 def test_names_of_the_hub() -> None:

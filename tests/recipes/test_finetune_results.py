@@ -77,6 +77,7 @@ def reference(rows: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"ranks": 2, "framework": "ddp", "micro_batch": 2},
         {"ranks": 2, "zero": 2, "micro_batch": 1},
         {"ranks": 2, "zero": 3, "micro_batch": 8},
+        {"ranks": 2, "framework": "fsdp", "micro_batch": 2},
     ],
     ids=lambda layout: "-".join(map(str, layout.values())),
 )
@@ -143,14 +144,16 @@ def test_the_model_that_is_saved_is_the_one_that_was_evaluated(reference: Path, 
     assert written == "<begin>### user\nhi"
 
 
-@pytest.mark.parametrize("zero", [2, 3])
-def test_adapters_are_what_peft_reads_and_merge_into_the_model(zero: int, rows: str, tmp_path: Path) -> None:
-    """At ZeRO-3 too, where no rank holds a whole matrix."""
+@pytest.mark.parametrize("layout", [{"zero": 2}, {"zero": 3}, {"framework": "fsdp"}], ids=["zero2", "zero3", "fsdp"])
+def test_adapters_are_what_peft_reads_and_merge_into_the_model(
+    layout: dict[str, Any], rows: str, tmp_path: Path
+) -> None:
+    """Under ZeRO-3 and FSDP too, where no rank holds a whole matrix."""
     import peft
     import torch
     import transformers
 
-    settings = {"method": "lora", "learning_rate": 2.0, "min_learning_rate": 2.0, "ranks": 2, "zero": zero}
+    settings = {"method": "lora", "learning_rate": 2.0, "min_learning_rate": 2.0, "ranks": 2} | layout
     folder = run(tmp_path, rows, "--merge", micro_batch=4, lora_dropout=0.0, **settings)
     evaluations = [each.held_out_loss for each in read_evaluations(folder)]
     assert evaluations[-1] < evaluations[0] - 0.05

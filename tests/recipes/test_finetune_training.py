@@ -150,10 +150,13 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> list[StepRecord]:
     return trained(tmp_path_factory.mktemp("one"), "--max-steps=4", ranks=1, framework="ddp", precision="fp32")
 
 
-@pytest.mark.parametrize("layout", ["ddp", "zero0", "zero1-offload", "zero2", "zero3", "zero3-offload-recompute"])
+@pytest.mark.parametrize(
+    "layout", ["ddp", "zero0", "zero1-offload", "zero2", "zero3", "zero3-offload-recompute", "fsdp-recompute"]
+)
 def test_every_layout_learns_the_same(layout: str, reference: list[StepRecord], tmp_path: Path) -> None:
     """1 rank x 4 x accumulation 4 against 2 ranks x 2 x accumulation 4, fp32: equal up to the order of sums."""
-    settings = {"framework": "ddp"} if layout == "ddp" else {"zero": int(layout[4])}
+    framework = layout.split("-")[0]
+    settings = {"framework": framework} if framework in ("ddp", "fsdp") else {"zero": int(layout[4])}
     made = finetune_runs.tiny_plan(ranks=2, precision="fp32", micro_batch=2, **settings)
     offload = made.strategy.zero_stage // 2 + 1 if "offload" in layout else 0  # the parameters too at stage 3
     strategy = msgspec.structs.replace(made.strategy, offload=offload, recompute=2 if "recompute" in layout else 0)
@@ -174,6 +177,20 @@ def test_sequences_of_different_length_weigh_by_their_tokens(tmp_path: Path) -> 
     one = trained(tmp_path / "one", "--max-steps=2", ranks=1, framework="ddp", micro_batch=16, **settings)
     two = trained(tmp_path / "two", "--max-steps=2", ranks=2, zero=2, micro_batch=1, **settings)
     assert [s.loss for s in two] == pytest.approx([s.loss for s in one], abs=5e-6)
+
+
+def test_fsdp_shards_on_cpus_and_resumes_from_its_shards(tmp_path: Path) -> None:
+    """accelerate alone would run DDP here, and write a whole model on rank 0."""
+    settings = {"ranks": 2, "framework": "fsdp", "total_steps": 4}
+    whole = trained(tmp_path / "whole", **settings)
+    path = finetune_runs.write(finetune_runs.tiny_plan(**settings), tmp_path / "halves")
+    for arguments in (("--max-steps=2",), ()):
+        done = finetune_runs.start(path, 2, *arguments)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "Warning" not in done.stderr
+    assert [step.loss for step in read_steps(tmp_path / "halves" / "run")] == [step.loss for step in whole]
+    shards = list((tmp_path / "halves" / "run" / "checkpoint-4" / "pytorch_model_fsdp_0").glob("*.distcp"))
+    assert len(shards) == 2
 
 
 def test_a_stop_file_ends_a_single_process_with_its_own_code_and_lora_resumes(tmp_path: Path) -> None:
