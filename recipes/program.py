@@ -23,6 +23,7 @@ def parser(name: str, description: str) -> argparse.ArgumentParser:
     made.add_argument("--max-steps", type=int, default=0, help="end after this step; the schedule stays the plan's")
     made.add_argument("--save-steps", type=int, default=500, help="steps between checkpoints (default 500)")
     made.add_argument("--keep", type=int, default=2, help="whole checkpoints to keep (default 2)")
+    made.add_argument("--trace", type=Path, metavar="FOLDER", help="write weights and gradients of every step there")
     return made
 
 

@@ -8,20 +8,21 @@ from pathlib import Path
 import toolkit.calibrate
 import toolkit.estimate
 import toolkit.intervals
+import toolkit.verify.parity
 from toolkit.equation import EQUATIONS, trace
 
 MATHS = Path(__file__).resolve().parent.parent / "docs" / "maths.md"
 
 
 def load_all() -> None:
-    for package in (toolkit.estimate, toolkit.intervals, toolkit.calibrate):
+    for package in (toolkit.estimate, toolkit.intervals, toolkit.calibrate, toolkit.verify.parity):
         for module in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"{package.__name__}.{module.name}")
 
 
 def test_every_equation_is_in_the_document_and_the_other_way_round() -> None:
     load_all()
-    written = set(re.findall(r"^\|?\s*\**\[?([PAMFCTERS]\d+[a-z]?)\]?\**", MATHS.read_text(), flags=re.M))
+    written = set(re.findall(r"^\|?\s*\**\[?([PAMFCTERSN]\d+[a-z]?)\]?\**", MATHS.read_text(), flags=re.M))
     assert set(EQUATIONS) == written
 
 
@@ -34,7 +35,7 @@ def plain(text: str) -> str:
 
 def test_the_document_writes_each_equation_as_the_code_does() -> None:
     load_all()
-    rows = dict(re.findall(r"^\| ([PAMFCTERS]\d+) \| (.*?) \|", MATHS.read_text(), flags=re.M))
+    rows = dict(re.findall(r"^\| ([PAMFCTERSN]\d+) \| (.*?) \|", MATHS.read_text(), flags=re.M))
     different = {
         anchor: (function.equation, rows[anchor])  # type: ignore[attr-defined]
         for anchor, function in EQUATIONS.items()

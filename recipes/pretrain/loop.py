@@ -58,6 +58,10 @@ def train(
     say(f"output: {folder}" + (f", resuming after step {start}" if start else ""), flush=True)
     record = run_record(plan.name, plan_text, torch.distributed.get_world_size(), machine.name)
     telemetry = Telemetry(folder, record, rank)
+    if options.trace is not None:
+        from recipes.pretrain import trace
+
+        text = trace.attach(built, text, plan.model.vocab_size, options.trace)
     if rank == 0 and not (folder / "plan.json").exists():
         write_durably(folder / "plan.json", plan_text)
     reports = Reports(plan, folder, rank)

@@ -56,6 +56,20 @@ SHARED = {
 OPTIONS = {
     "plan": SHARED | {"objective", "compute-optimal", "top", "pick", "explain", "out", "force", "json"},
     "estimate": SHARED | {"explain", "out", "force", "json"},
+    "parity": {
+        "against",
+        "steps",
+        "cluster",
+        "model",
+        "dataset",
+        "sequence-length",
+        "global-batch",
+        "packing",
+        "no-packing",
+        "keep",
+        "time-limit",
+        "json",
+    },
     "verify": {"layers", "tolerance", "time-limit", "json"},
     "validate": {"calibration", "brief", "leave-one-source-out", "fit", "experts", "residuals", "force", "json"},
 }
@@ -78,6 +92,7 @@ def test_the_commands() -> None:
         "launch",
         "validate",
         "verify",
+        "parity",
         "models",
         "accelerators",
         "clusters",

@@ -23,6 +23,10 @@ COMMANDS = {
         "toolkit.cli.verify",
         "Run a plan's framework dry, without GPUs, and count bytes beside the predicted ones.",
     ),
+    "parity": (
+        "toolkit.cli.parity",
+        "Train with one process and with several, compare every step, and name what differs.",
+    ),
     "models": ("toolkit.cli.models", "List models, or count the parameters of one."),
     "accelerators": ("toolkit.cli.accelerators", "List accelerators with the source of their figures, or show one."),
     "clusters": ("toolkit.cli.clusters", "List named clusters, or show one."),

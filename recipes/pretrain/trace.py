@@ -1,0 +1,139 @@
+"""``--trace`` of the pretraining program: hooks on the library's optimizer and on the sequences that are read."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
+from megatron.core.utils import unwrap_model
+
+from recipes import trace
+from recipes.pretrain import checkpoints, forward, initialise
+from recipes.pretrain.data import Data
+from recipes.pretrain.model import Built
+from recipes.trace import Named, Trace
+
+
+def attach(built: Built, text: Data, vocab_size: int, folder: Path) -> Data:
+    """Write a trace of the steps that this optimizer will take; returns the data that tell what is read of them."""
+    chunks = unwrap_model(built.chunks)
+    tied = any(getattr(chunk, "share_embeddings_and_output_weights", False) for chunk in chunks)
+    facts = {
+        "place": {
+            "tp": parallel_state.get_tensor_model_parallel_rank(),
+            "pp": parallel_state.get_pipeline_model_parallel_rank(),
+            "cp": parallel_state.get_context_parallel_rank(),
+            "dp": parallel_state.get_data_parallel_rank(),
+            "ep": parallel_state.get_expert_model_parallel_rank(),
+        },
+        "draws": {"outside": trace.next_draws(), "inside": _draws_inside()},
+        "batch_norms": [name for chunk in chunks for name in trace.batch_norms(chunk)],
+        "dropouts": [name for chunk in chunks for name in trace.dropouts(chunk)],
+        "tied": [["embedding.word_embeddings.weight", "output_layer.weight"]] if tied else [],
+    }
+    written = Trace(folder, torch.distributed.get_rank(), facts)
+    written.step(0, _weights(built, vocab_size))
+    update, counter = built.optimizer.step, iter(range(1, len(text.train) + text.steps + 1))
+
+    def step(*positional: Any, **keywords: Any) -> Any:
+        written.gradients(_gradients(built, vocab_size))
+        result = update(*positional, **keywords)
+        checkpoints.whole_parameters(built)
+        written.step(next(counter), _weights(built, vocab_size))
+        return result
+
+    built.optimizer.step = step
+    token_losses = forward.token_losses
+
+    def recorded(losses: torch.Tensor, mask: torch.Tensor) -> Any:
+        result = token_losses(losses, mask)
+        if torch.is_grad_enabled():
+            total = (losses.detach().double().view(-1) * mask.reshape(-1)).sum()
+            written.micro.append((float(total), int(mask.sum())))
+        return result
+
+    forward.token_losses = recorded
+    return text._replace(train=_Read(text.train, written, len(built.chunks)))
+
+
+class _Read:
+    """Sequences that note which of them a rank asks for; with several model chunks each asks for all of them."""
+
+    def __init__(self, sequences: Any, written: Trace, chunks: int) -> None:
+        self._sequences, self._written, self._chunks, self._asked = sequences, written, chunks, 0
+        self.sequence_length = sequences.sequence_length
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def sample(self, index: int) -> np.ndarray:
+        """The same tokens."""
+        tokens: np.ndarray = self._sequences.sample(index)
+        known = {each.partition(" ")[0] for each in self._written.samples} if self._chunks > 1 else set()
+        if str(index) not in known:
+            self._written.samples.append(f"{index} {trace.digest(np.asarray(tokens, np.int64))}")
+        return tokens
+
+
+def _draws_inside() -> list[float]:
+    """What dropout would draw next in a tensor-parallel region; the state stays as it was."""
+    tracker = get_cuda_rng_tracker()
+    states = tracker.get_states()
+    with tracker.fork():
+        drawn = trace.next_draws()
+    tracker.set_states(states)
+    return drawn
+
+
+def _parameters(built: Built) -> Iterator[tuple[str, str, Any, Any, bool]]:
+    for chunk in unwrap_model(built.chunks):
+        for name, parameter in chunk.named_parameters():
+            if initialise.is_expert(name):
+                first = parallel_state.get_expert_data_parallel_rank() == 0
+            else:
+                first = parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0
+            whole = initialise.global_name(name, chunk, chunk.config)
+            yield whole, name, parameter, chunk.config, first and initialise.tensor_group(name)[0] == 0
+
+
+def _weights(built: Built, vocab_size: int) -> Iterator[Named]:
+    for whole, name, parameter, config, first in _parameters(built):
+        yield whole, initialise.gather(name, parameter, config, vocab_size), first
+
+
+def _gradients(built: Built, vocab_size: int) -> Iterator[Named]:
+    """Reduced gradients: with the distributed optimizer each data-parallel rank has a share of every bucket."""
+    shares: dict[Any, torch.Tensor] = {}
+    for chunk in built.chunks:
+        groups = [*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups]
+        owner = {id(bucket): group for group in groups for bucket in group.buckets}
+        for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
+            whole = [_bucket(bucket, owner[id(bucket)]) for bucket in buffer.buckets]
+            for parameter, (start, end, number) in buffer.param_index_map.items():
+                offset = buffer.buckets[number].offset
+                shares[parameter] = whole[number][start - offset : end - offset].view(parameter.shape)
+    for whole_name, name, parameter, config, first in _parameters(built):
+        if parameter in shares:
+            stand_in = types.SimpleNamespace(data=shares[parameter])
+            for key in ("tensor_model_parallel", "partition_dim"):
+                if hasattr(parameter, key):
+                    setattr(stand_in, key, getattr(parameter, key))
+            yield whole_name, initialise.gather(name, stand_in, config, vocab_size), first
+
+
+def _bucket(bucket: Any, owner: Any) -> torch.Tensor:
+    data: torch.Tensor = bucket.grad_data
+    if not owner.ddp_config.use_distributed_optimizer:
+        return data
+    group = owner.intra_distributed_optimizer_instance_group
+    size = data.numel() // group.size()
+    own = data[group.rank() * size : (group.rank() + 1) * size].clone()
+    shards = [torch.empty_like(own) for _ in range(group.size())]
+    torch.distributed.all_gather(shards, own, group=group)
+    return torch.cat(shards)

@@ -1,0 +1,61 @@
+"""Start a training program on a plan with as many real processes as the plan has GPUs, and trace it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from toolkit.emit.bundle import bundle
+from toolkit.errors import ToolkitError
+from toolkit.plan import Plan
+from toolkit.verify.parity.traces import Run, read
+
+LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+NEEDED = ("plan.json", "ds_config.json", "megatron_core.json")
+
+
+def start(plan: Plan, folder: Path, steps: int, limit: float, program: tuple[str, ...] = ()) -> Run:
+    """Write the plan's files, run ``steps`` steps, return what they traced.
+
+    ``program`` is the module to run and its first arguments: the plan's own training program, unless a test puts a
+    fault into it. Raises ToolkitError where the run fails or takes longer than ``limit`` seconds.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in bundle(plan, str(folder)).items():
+        if name in NEEDED:
+            (folder / name).write_text(text)
+    module, *first = program or (f"recipes.{plan.program}.train",)
+    workers = plan.cluster.num_gpus
+    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}") if workers > 1 else ()
+    arguments = [
+        "--plan",
+        folder / "plan.json",
+        "--max-steps",
+        steps,
+        "--save-steps",
+        10**9,
+        "--trace",
+        folder / "trace",
+    ]
+    command = [sys.executable, *launcher, "-m", module, *first, *map(str, arguments)]
+    quiet = {
+        name: value for name, value in os.environ.items() if not name.startswith("WANDB_") and name not in LAUNCHER
+    }
+    quiet |= {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    root = str(Path(__file__).resolve().parents[3])  # where the recipes and the tests are
+    quiet["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [quiet.get("PYTHONPATH")])])
+    name = f"{workers} process{'es' if workers > 1 else ''} of {plan.program}"
+    try:
+        done = subprocess.run(command, env=quiet, capture_output=True, text=True, timeout=limit)
+    except subprocess.TimeoutExpired as error:
+        raise ToolkitError(
+            f"{name} took more than {limit:g} s", remedy="give a larger --time-limit, or fewer --steps"
+        ) from error
+    if done.returncode or not (folder / "trace").is_dir():
+        lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
+        said = next((line for line in lines if line.startswith("error:")), None)
+        last = next((line for line in reversed(lines) if "Error" in line), lines[-1])
+        raise ToolkitError(f"{name} failed: {said or last}", remedy="its last lines:\n" + "\n".join(lines[-12:]))
+    return read(folder)
