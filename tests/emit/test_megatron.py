@@ -302,6 +302,21 @@ def test_steps_follow_from_the_contract() -> None:
     assert planned_steps(by_epochs.contract) == 0 and "--train-iters" not in megatron.arguments(by_epochs)
 
 
+def test_shares_of_the_steps_are_steps_where_there_are_any() -> None:
+    def flags(**changes: object) -> dict[str, list[str]]:
+        return grouped(msgspec.structs.replace(plan, contract=msgspec.structs.replace(plan.contract, **changes)))
+
+    plan = PLANS["dense"]
+    shared = {"warmup_steps": 0, "warmup_fraction": 0.1, "schedule": "wsd", "decay_fraction": 0.2}
+    said = flags(**shared, total_steps=1000)
+    assert said["--lr-warmup-iters"] == ["100"] and "--lr-warmup-fraction" not in said
+    assert (said["--lr-wsd-decay-iters"], said["--lr-decay-style"]) == (["200"], ["WSD"])
+    by_epochs = flags(warmup_steps=0, warmup_fraction=0.1, total_steps=0)
+    assert (by_epochs["--lr-warmup-fraction"], by_epochs["--lr-warmup-iters"]) == (["0.1"], ["0"])
+    with pytest.raises(ToolkitError, match="the decay is a share of all steps"):
+        flags(**shared, total_steps=0)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

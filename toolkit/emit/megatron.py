@@ -149,6 +149,7 @@ def _training(plan: Plan, config: dict[str, dict[str, Value]]) -> dict[str, Valu
         "train-iters": steps or None,
         "lr-decay-iters": steps or None,
         "lr-warmup-iters": warmup_steps(contract, steps),
+        "lr-warmup-fraction": contract.warmup_fraction if contract.warmup_fraction and not steps else None,
         "lr-decay-style": "WSD" if contract.schedule == "wsd" else contract.schedule,
         "lr-wsd-decay-style": "linear" if contract.schedule == "wsd" else None,
         "lr-wsd-decay-iters": decay_steps(contract, steps) or None,

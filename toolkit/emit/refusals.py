@@ -156,10 +156,10 @@ def require_megatron(problems: Problems, plan: Plan) -> None:
     if plan.workload.method != "full":
         problems.add(f"Megatron with method {plan.workload.method!r} cannot be written", "use --framework deepspeed")
     contract = plan.contract
-    if (contract.warmup_fraction or contract.decay_fraction) and not planned_steps(contract):
+    if contract.decay_fraction and not planned_steps(contract):
         problems.add(
-            "warm-up and decay are shares of all steps, and the contract says only how many epochs there are",
-            "set total_steps or total_tokens: Megatron's flags count steps",
+            "the decay is a share of all steps, and the contract says only how many epochs there are",
+            "set total_steps or total_tokens: Megatron's flags count the steps of a decay",
         )
     for words in inexpressible(model):
         problems.add(f"{model.name}: megatron-core 0.16.1 cannot build {words}", "use --framework deepspeed or fsdp")
