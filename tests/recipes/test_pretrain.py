@@ -18,7 +18,7 @@ from recipes.pretrain import config, validity
 from tests.plans import LAPTOP, TINY, plan
 from toolkit import plan as plans
 from toolkit.emit.megatron import core_config
-from toolkit.runtime import telemetry
+from toolkit.runtime import checkpoint, telemetry
 
 ROOT = Path(__file__).parents[2]
 MODEL = msgspec.structs.replace(
@@ -94,14 +94,31 @@ def run(folder, made, processes):
 
 
 @pytest.fixture(scope="module")
-def single(tmp_path_factory):
-    return run(tmp_path_factory.mktemp("single"), pretrain_plan(processes=1), 1)
+def single_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("single")
+    run(folder, pretrain_plan(processes=1), 1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def single(single_folder):
+    return telemetry.read_steps(single_folder / "run")
 
 
 def assert_same(steps, reference):
     assert [one.step for one in steps] == list(range(1, STEPS + 1))
     assert max(abs(a.loss - b.loss) for a, b in zip(steps, reference, strict=True)) <= LOSS
     assert max(abs(a.gradient_norm - b.gradient_norm) for a, b in zip(steps, reference, strict=True)) <= GRADIENT_NORM
+
+
+def assert_same_model(first, second):
+    """The Hugging Face folders of two runs, up to what gradients that agree to 5e-6 make of Adam's steps of 3e-3."""
+    from recipes.pretrain.hugging_face.files import Weights
+
+    one, two = (Weights(folder / "run" / "model") for folder in (first, second))
+    assert one.names == two.names
+    assert max(float((one.read(name) - two.read(name)).abs().max()) for name in one.names) < 1.0e-4
+    return len(one.names)
 
 
 @pytest.mark.slow
@@ -124,8 +141,11 @@ def test_one_process_learns(single):
         pytest.param({"cp": 2, "cp_method": "a2a", "recompute": 2, "recompute_layers": 3}, id="cp2-heads-3-layers"),
     ],
 )
-def test_two_processes_learn_what_one_learns(tmp_path, single, strategy):
+def test_two_processes_learn_what_one_learns(tmp_path, single, single_folder, strategy):
     assert_same(run(tmp_path, pretrain_plan(**strategy), 2), single)
+    assert_same_model(tmp_path, single_folder)
+    ends = [checkpoint.finished(folder / "run")["held_out_loss"] for folder in (tmp_path, single_folder)]
+    assert abs(ends[0] - ends[1]) <= LOSS
 
 
 @pytest.mark.slow
@@ -157,12 +177,7 @@ def test_expert_parallel_learns_what_one_process_learns(tmp_path):
     steps = run(tmp_path / "two", pretrain_plan(EXPERTS, ep=2, zero_stage=1), 2)
     assert_same(steps, reference)
     assert steps[-1].loss < steps[0].loss - 0.4
-    from recipes.pretrain.hugging_face.files import Weights
-
-    one, two = (Weights(tmp_path / name / "run" / "model") for name in ("one", "two"))
-    assert one.names == two.names and len(one.names) == 4 * (8 + 1 + 3 * 4) + 3
-    # Adam's steps of at most 3e-3 follow gradients that agree to 5e-6
-    assert max(float((one.read(name) - two.read(name)).abs().max()) for name in one.names) < 1.0e-4
+    assert assert_same_model(tmp_path / "one", tmp_path / "two") == 4 * (8 + 1 + 3 * 4) + 3
 
 
 def test_what_is_not_built_is_a_sentence(tmp_path):

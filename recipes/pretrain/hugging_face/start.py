@@ -26,8 +26,9 @@ def initial_weights(plan: Plan, core: CoreConfig, rank: int) -> tuple[Start | No
     if plan.contract.init == "random" or not source or not has_weights(source):
         return None, f"random weights (seed {core.training.seed})"
     folder = Path(source) if Path(source).is_dir() else _downloaded(source, rank)
-    architecture.check(core, plan, _config(plan, folder), str(folder))
-    return start_from(Weights(folder), plan.model.model_type, plan.model.vocab_size), f"weights from {folder}"
+    config = _config(plan, folder)
+    architecture.check(core, plan, config, str(folder))
+    return start_from(Weights(folder), config["model_type"], plan.model.vocab_size), f"weights from {folder}"
 
 
 def final_config(plan: Plan, core: CoreConfig) -> tuple[dict[str, Any] | None, str]:
