@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 @click.option("--calibration", default="assumed", show_default=True, help="Coefficients to predict with: NAME or FILE.")
 @click.option("--brief", is_flag=True, help="Print the totals only, not every source, framework and accelerator.")
 @click.option("--leave-one-source-out", is_flag=True, help="Fit without each source, and score that one (minutes).")
-@click.option("--fit", "fit_to", metavar="FILE", help="Fit coefficients on the runs; write them as a calibration.")
+@click.option(
+    "--fit", "fit_to", metavar="FILE", help="Fit coefficients on the runs; write them for --calibration FILE."
+)
 @click.option("--experts", is_flag=True, help="Set the planner's own choice beside every published strategy (minutes).")
 @click.option("--residuals", "residuals_to", metavar="FILE", help="Write the residuals that intervals are made of.")
 @click.option("--force", is_flag=True, help="Let --fit and --residuals replace files that exist.")
@@ -40,7 +42,7 @@ def command(
     \b
     toolkit validate runs.csv
     toolkit validate runs.csv --json
-    toolkit validate runs.csv --fit mine.toml       then: toolkit plan ... --calibration mine.toml
+    toolkit validate runs.csv --fit mine.toml
     """
     from toolkit.cli import validate_more
     from toolkit.registry.calibrations import load_calibration
