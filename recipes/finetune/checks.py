@@ -6,13 +6,13 @@ with every problem in one message.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from recipes.finetune import chat
+from recipes.finetune import chat, on_this_machine
+from recipes.finetune.on_this_machine import PAGED
 from recipes.schedule import SCHEDULES
 from toolkit import strategy as strategies
-from toolkit.errors import Problems, ToolkitError
+from toolkit.errors import Problems
 from toolkit.plan import Plan
 
 FRAMEWORKS = ("ddp", "deepspeed", "fsdp")
@@ -27,16 +27,11 @@ def is_cpu(plan: Plan) -> bool:
     return plan.cluster.accelerator.is_cpu
 
 
-PACKAGES = {"lora": ("peft",), "qlora": ("peft", "bitsandbytes")}  # beside those of every run
-PAGED = ("adamw_paged", "adamw_8bit", "adamw_8bit_paged")
-
-
 def check(plan: Plan, world_size: int, ds_config: dict[str, Any] | None, here: bool = False) -> None:
     """Raise ToolkitError with all problems, or return; ``here``: with those of this machine (packages, files)."""
     with Problems() as problems:
         if here:
-            _check_packages(problems, plan)
-            _check_files(problems, plan)
+            on_this_machine.check(problems, plan)
         _check_program(problems, plan)
         _check_contract(problems, plan)
         _check_batch(problems, plan, world_size)
@@ -107,51 +102,6 @@ def _check_contract(problems: Problems, plan: Plan) -> None:
             f"sequence_length {contract.sequence_length} exceeds the model's {longest} positions",
             "train on shorter sequences, or on a model made for longer ones",
         )
-
-
-def _check_packages(problems: Problems, plan: Plan) -> None:
-    contract, framework = plan.contract, plan.strategy.framework
-    needed = ["torch", "transformers", "accelerate", *(["deepspeed"] if framework == "deepspeed" else [])]
-    missing = [name for name in needed if not _installed(name)]
-    if missing:
-        problems.add(f"not installed: {', '.join(missing)}", "pip install '.[train]'")
-    needed = [*PACKAGES.get(contract.method, ()), *(["bitsandbytes"] if contract.optimizer in PAGED else [])]
-    missing = sorted(name for name in set(needed) if not _installed(name))
-    if missing and not (is_cpu(plan) and missing == ["bitsandbytes"]):  # of no use on CPUs, which is said already
-        what = f"method {contract.method}" if contract.method != "full" else f"optimizer {contract.optimizer}"
-        extra = "peft" if missing == ["peft"] else "qlora"
-        problems.add(f"{what} needs {' and '.join(missing)}, not installed", f"pip install '.[{extra}]'")
-
-
-def _installed(package: str) -> bool:
-    import importlib.metadata
-
-    try:
-        importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
-
-
-def _check_files(problems: Problems, plan: Plan) -> None:
-    from recipes.finetune import documents
-
-    contract = plan.contract
-    try:
-        if contract.dataset:
-            documents.check_file(contract.dataset)
-    except ToolkitError as error:
-        problems.absorb(error)
-    for name in ("model", "tokenizer"):
-        value = getattr(contract, name)
-        path = Path(value).expanduser()
-        if value.startswith((".", "~", "/")) and not path.exists():
-            problems.add(
-                f"{name} {value} does not exist on this machine", "give a folder with its files, or a hub name"
-            )
-    model = Path(contract.model).expanduser()
-    if contract.model and model.is_dir() and "/" in contract.model and not (model / "config.json").is_file():
-        problems.add(f"model {contract.model} is a folder without config.json", "give the folder of a saved model")
 
 
 def _check_batch(problems: Problems, plan: Plan, world_size: int) -> None:

@@ -69,11 +69,14 @@ def encode_all(documents: Iterable[Document], tokenizer: Any, completion_only: b
 
 def build(contract: Contract, tokenizer: Any, padding: int) -> tuple[Blocks, dict[str, int]]:
     """All sequences of the contract's dataset, and what became of its documents."""
+    from tqdm import tqdm
+
     conversations = 0
 
     def counted() -> Iterator[Document]:
         nonlocal conversations
-        for document in read_documents(contract.dataset):
+        rows = read_documents(contract.dataset)
+        for document in tqdm(rows, desc="tokenising", unit=" rows", disable=None):  # on a terminal only
             conversations += bool(document.messages)
             yield document
 

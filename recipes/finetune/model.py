@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.byte_tokenizer import ByteTokenizer
+from recipes.finetune import adapters
 from recipes.finetune.checks import is_cpu
 from toolkit.errors import ToolkitError
 from toolkit.plan import Plan
@@ -67,7 +68,7 @@ def load_model(plan: Plan, tokenizer: Any) -> tuple[Any, str]:
     # DeepSpeed casts the whole model and keeps its own fp32 master copy; a frozen base needs none
     half = plan.strategy.framework == "deepspeed" or contract.method != "full"
     transformers.set_seed(contract.seed)
-    model, said = load_base(plan, tokenizer, half, **_quantization(plan))
+    model, said = load_base(plan, tokenizer, half, **adapters.quantization(plan))
     _check_size(plan, model)
     vocabulary = model.config.get_text_config().vocab_size
     if len(tokenizer) > vocabulary:
@@ -75,7 +76,7 @@ def load_model(plan: Plan, tokenizer: Any) -> tuple[Any, str]:
             f"the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {vocabulary}",
             remedy="use the model's own tokenizer",
         )
-    return (model if contract.method == "full" else _with_adapters(plan, model)), said
+    return (model if contract.method == "full" else adapters.attach(plan, model)), said
 
 
 def load_base(plan: Plan, tokenizer: Any, half: bool, **quantization: Any) -> tuple[Any, str]:
@@ -84,7 +85,7 @@ def load_base(plan: Plan, tokenizer: Any, half: bool, **quantization: Any) -> tu
     import transformers
 
     source, contract = hub_or_path(plan), plan.contract
-    dtype = _half(plan) if half else torch.float32
+    dtype = adapters.half_precision(plan) if half else torch.float32
     keywords: dict[str, Any] = {"dtype": dtype, "attn_implementation": _attention(plan)}
     try:
         if source and has_weights(source) and contract.init == "model":
@@ -145,12 +146,6 @@ def _settle_padding(model: Any, tokenizer: Any) -> None:
     embedding = model.get_input_embeddings()
     if getattr(embedding, "padding_idx", None) is not None:  # torch gives this row no gradient
         embedding.padding_idx = tokenizer.pad_token_id
-
-
-def _half(plan: Plan) -> Any:
-    import torch
-
-    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(plan.contract.precision, torch.float32)
 
 
 def _attention(plan: Plan) -> str:
@@ -215,43 +210,3 @@ def _check_size(plan: Plan, model: Any) -> None:
             f"the model has {counted:,} parameters, the plan was made for {planned:,}",
             remedy="plan again with --model set to the model that is trained",
         )
-
-
-def _quantization(plan: Plan) -> dict[str, Any]:
-    if plan.contract.method != "qlora":
-        return {}
-    from transformers import BitsAndBytesConfig
-    from transformers.utils import is_bitsandbytes_available
-
-    if not is_bitsandbytes_available():  # installed, which the checks have seen, but not usable here
-        raise ToolkitError("method qlora needs bitsandbytes and a GPU that it knows", remedy="pip install '.[qlora]'")
-    return {
-        "quantization_config": BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=_half(plan),
-            bnb_4bit_quant_storage=_half(plan),  # what FSDP and ZeRO-3 can shard
-        )
-    }
-
-
-def _with_adapters(plan: Plan, model: Any) -> Any:
-    import peft
-
-    targets = {"all-linear": "all-linear", "attention": ["q_proj", "k_proj", "v_proj", "o_proj"]}
-    contract = plan.contract
-    if contract.lora_targets not in targets:
-        raise ToolkitError(f"lora_targets {contract.lora_targets!r} is not one of {', '.join(targets)}")
-    config = peft.LoraConfig(
-        task_type="CAUSAL_LM",
-        r=contract.lora_rank,
-        lora_alpha=contract.lora_alpha,
-        lora_dropout=contract.lora_dropout,
-        target_modules=targets[contract.lora_targets],
-    )
-    import torch
-
-    torch.manual_seed(contract.seed)  # the adapters start alike on every rank
-    model.enable_input_require_grads()  # or recomputed layers of a frozen base would have no gradient
-    return peft.get_peft_model(model, config)

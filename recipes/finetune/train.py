@@ -13,23 +13,20 @@ In the output directory: ``run.json``, ``steps.jsonl`` and ``evaluations.jsonl``
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
-import logging
 import os
-import warnings
 from pathlib import Path
 from typing import Any
 
 from recipes import program, ranks, resume, schedule
-from recipes.finetune import arguments, chat, checks, data, fsdp_on_cpu, padding, result
+from recipes.finetune import arguments, chat, checks, data, libraries, padding, result
 from recipes.finetune import model as models
 from toolkit import plan as plans
 from toolkit.errors import ToolkitError
 from toolkit.plan import Plan
 from toolkit.runtime import checkpoint
 from toolkit.runtime.signals import StopRequest, stopped_exit_code
-from toolkit.runtime.telemetry import Telemetry, run_record, wandb_reporting, write_durably
+from toolkit.runtime.telemetry import Telemetry, run_record, write_durably
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -91,23 +88,6 @@ def _read_ds_config(plan: Plan, options: argparse.Namespace) -> dict[str, Any] |
     return config
 
 
-def _prepare_environment(plan: Plan, folder: Path) -> list[str]:
-    """Set what the libraries read at import; returns where to report to."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if plan.strategy.framework == "deepspeed" and "RANK" not in os.environ:  # started without torchrun
-        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
-    if checks.is_cpu(plan):
-        os.environ["DS_ACCELERATOR"] = "cpu"
-    rank = int(os.environ.get("RANK", "0"))
-    if not wandb_reporting(folder, os.environ, rank):
-        return []
-    if importlib.util.find_spec("wandb") is None:
-        if rank == 0:
-            print("WANDB_ variables are set, and wandb is not installed: nothing is reported", flush=True)
-        return []
-    return ["wandb"]
-
-
 def _train(
     plan: Plan,
     text: bytes,
@@ -116,15 +96,15 @@ def _train(
     stop: StopRequest,
     options: argparse.Namespace,
 ) -> int:
-    report_to = _prepare_environment(plan, folder)
+    report_to = libraries.environment(plan, folder)
     import torch
     from transformers import PrinterCallback, TrainingArguments
 
-    _prepare_libraries(plan)
+    libraries.prepare(plan)
     keywords = arguments.training_arguments(
         plan, str(folder), ds_config, options.save_steps, report_to, options.eval_steps
     )
-    training = TrainingArguments(**keywords, **_hybrid_sharding(plan))  # from here on there is a process group
+    training = TrainingArguments(**keywords, **libraries.hybrid_sharding(plan))  # from here on there is a process group
     if plan.strategy.framework == "deepspeed" and checks.is_cpu(plan):
         import deepspeed
 
@@ -204,49 +184,8 @@ def _train(
     return 0
 
 
-def _prepare_libraries(plan: Plan) -> None:
-    import torch
-    from transformers.utils import logging as transformers_logging
-
-    if os.environ.get("RANK", "0") == "0":
-        transformers_logging.set_verbosity_warning()
-    else:
-        transformers_logging.set_verbosity_error()  # rank 0 says it for all
-    transformers_logging.disable_progress_bar()
-    # said by every rank at every start, and no fault of the run: DeepSpeed 0.19.8 uses names that torch 2.13
-    # will drop, and peft one of transformers; the Trainer counts micro batches itself and tells accelerate 1
-    warnings.filterwarnings("ignore", category=FutureWarning, message="`torch.distributed.*is deprecated")
-    warnings.filterwarnings("ignore", category=FutureWarning, message="`is_gradient_checkpointing` is deprecated")
-    logging.getLogger("accelerate.accelerator").addFilter(
-        lambda entry: "Gradient accumulation steps mismatch" not in entry.getMessage()
-    )
-    if not checks.is_cpu(plan) and not torch.cuda.is_available():
-        raise ToolkitError(
-            f"the plan is for {plan.cluster.accelerator.name}, torch finds no GPU on this machine",
-            remedy="start it on such a machine, or plan for this one with --cluster local-cpu",
-        )
-    if plan.strategy.framework == "fsdp" and checks.is_cpu(plan):
-        fsdp_on_cpu.switch_on()
-    if plan.strategy.framework == "deepspeed" and checks.is_cpu(plan):
-        import deepspeed
-
-        # compiled at the first use on every machine, not needed, and a killed compilation blocks all later ones
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-
-
 def _silent(*_: Any, **__: Any) -> None:
     """What ranks other than 0 say."""
-
-
-def _hybrid_sharding(plan: Plan) -> dict[str, Any]:
-    """FSDP that shards inside groups of ``dp_shard`` ranks and replicates between them."""
-    strategy = plan.strategy
-    if strategy.framework != "fsdp" or strategy.dp_shard in (1, strategy.dp):
-        return {}
-    from accelerate.parallelism_config import ParallelismConfig
-
-    replicas = strategy.dp // strategy.dp_shard
-    return {"parallelism_config": ParallelismConfig(dp_replicate_size=replicas, dp_shard_size=strategy.dp_shard)}
 
 
 def _blocks(plan: Plan, tokenizer: Any, pad: int, folder: Path, rank: int) -> tuple[data.Blocks, dict[str, int], str]:
