@@ -38,9 +38,11 @@ class Reports:
             return
         self._id = os.environ["WANDB_RUN_ID"]
         settings = {"contract": plan.contract, "strategy": plan.strategy, "model": plan.model, "recipe": plan.recipe}
-        self._run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "pretrain"), name=plan.name, config=msgspec.to_builtins(settings)
-        )
+        project = os.environ.get("WANDB_PROJECT", "pretrain")
+        try:
+            self._run = wandb.init(project=project, name=plan.name, config=msgspec.to_builtins(settings))
+        except wandb.Error as error:  # no network or a wrong key is no reason not to train
+            print(f"note: nothing is reported to wandb: {error}", flush=True)
 
     def step(self, record: StepRecord) -> None:
         """One optimizer step."""
