@@ -14,6 +14,7 @@ from toolkit.cluster import ClusterSpec
 from toolkit.errors import Problems, ToolkitError
 from toolkit.model import ModelSpec
 from toolkit.recipe import Contract, Recipe
+from toolkit.search.contradictions import check_pins
 from toolkit.search.request import Request
 from toolkit.strategy import FRAMEWORKS
 from toolkit.workload import Workload
@@ -80,6 +81,8 @@ def build(options: dict[str, Any]) -> Asked:
                 workload = _workload(contract)
             except ToolkitError as error:
                 problems.absorb(error)
+        if model is not None:
+            check_pins(model, pins_of(options), problems)
     assert model and cluster and calibration and workload and contract  # Problems has raised otherwise
     allowed = PROGRAM_FRAMEWORKS[recipe.program] if recipe else FRAMEWORKS
     framework = options.get("framework") or "any"

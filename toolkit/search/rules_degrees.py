@@ -8,10 +8,15 @@ from toolkit.search.rule import ALL, DATA_PARALLEL, Constraint, divides
 DEGREES: tuple[Constraint, ...] = (
     Constraint(
         "data_parallel_only",
-        "ddp and fsdp have tp = pp = cp = ep = etp = 1 here, deepspeed pp = cp = ep = 1",
+        "ddp, fsdp and deepspeed have tp = pp = cp = ep = etp = 1 here",
         DATA_PARALLEL,
+        # DeepSpeed's tensor parallelism has a rule of its own: it is estimated, and cuts experts as all else
         lambda m, c, w, s: (
-            (((s.tp == 1) & (s.etp == 1)) | (s.framework == "deepspeed")) & (s.pp == 1) & (s.cp == 1) & (s.ep == 1)
+            ((s.tp == 1) | (s.framework == "deepspeed"))
+            & ((s.etp == 1) | ((s.framework == "deepspeed") & (s.etp == s.tp)))
+            & (s.pp == 1)
+            & (s.cp == 1)
+            & (s.ep == 1)
         ),
         "{s.framework} runs with data parallelism only here, not tp {s.tp} pp {s.pp} cp {s.cp} ep {s.ep} etp {s.etp}",
         "use --framework megatron for tensor, pipeline, context or expert parallelism",
