@@ -103,7 +103,7 @@ def _planned(name: str, pinned: dict[str, Any], options: dict[str, Any]) -> Plan
 
     try:
         asked = build(pinned)
-        pins = pins_of(pinned | batches(pinned, asked.contract.global_batch_size))
+        pins = pins_of(pinned | batches(pinned, asked.contract.global_batch_size, asked.request.model.num_experts > 0))
         strategy = strategy_of(asked.request, pins)
         wrong = [problem for rule, problem in violated(asked.request, strategy) if not rule.advice]
         if wrong:

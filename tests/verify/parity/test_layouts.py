@@ -73,3 +73,8 @@ def test_a_pipeline_is_fed_in_pieces() -> None:
     assert batches(parse("tp2", "pretrain"), 16) == {"micro_batch_size": 16, "gradient_accumulation_steps": 1}
     assert batches(parse("ga2", "pretrain"), 16) == {"micro_batch_size": 8, "gradient_accumulation_steps": 2}
     assert batches(parse("pp2", "pretrain"), 6) == {"micro_batch_size": 3, "gradient_accumulation_steps": 2}
+
+
+def test_with_experts_every_layout_has_the_same_micro_batches() -> None:
+    for name in ("dp1", "dp2", "ep2", "ep4", "pp2", "tp2"):
+        assert batches(parse(name, "pretrain"), 16, experts=True)["micro_batch_size"] == 4

@@ -150,6 +150,18 @@ def _common_factor(seen: Evidence) -> str:
     return f"all gradients are {factor:.4g} times what they should be: the loss is scaled by that, or divided by less"
 
 
+def _balance(seen: Evidence) -> str:
+    """The routers' gradients lead, and the loss of the tokens is right."""
+    rows = seen.of("gradients")
+    if not rows or seen.fails("loss") or ".router." not in max(rows, key=lambda row: row.ratio).name:
+        return ""
+    return (
+        "the routers' gradients differ and the loss per token does not: the loss that balances the load of experts is a"
+        " product of two means over a micro-batch, so it changes with the micro-batch and with the ranks that share"
+        " one; keep micro-batches of one size, or balance over each sequence (seq_aux_loss)"
+    )
+
+
 def _kinds(seen: Evidence) -> str:
     """One kind of tensor alone."""
     rows = seen.of("gradients")
@@ -245,6 +257,7 @@ RULES: tuple[Callable[[Evidence], str], ...] = (
     _forward,
     _normalisation,
     _common_factor,
+    _balance,
     _kinds,
     _lost_reduction,
     _norm_alone,

@@ -74,13 +74,15 @@ def _spaced(name: str) -> str:
     return re.sub(r"(?<=\d)(?=[a-z])(?!x)", "+", name)
 
 
-def batches(pinned: Mapping[str, Any], global_batch: int) -> dict[str, int]:
+def batches(pinned: Mapping[str, Any], global_batch: int, experts: bool = False) -> dict[str, int]:
     """Micro batch and accumulation: the whole batch at once, in four where there is a pipeline, or as the name says.
 
-    A batch that cannot be cut so is cut into fewer; the rules of plans refuse what then does not divide.
+    With ``experts`` every layout has micro batches of a quarter of the batch, because the loss that balances the load
+    of experts is a product of means over one micro batch: cut otherwise, it is another loss. A batch that cannot be
+    cut so is cut into fewer; the rules of plans refuse what then does not divide.
     """
     ranks = max(1, pinned["dp"])
-    wanted = pinned.get("gradient_accumulation_steps", 4 if pinned["pp"] > 1 else 1)
+    wanted = pinned.get("gradient_accumulation_steps", max(1, 4 // ranks) if experts else 4 if pinned["pp"] > 1 else 1)
     if "gradient_accumulation_steps" not in pinned:
         while wanted > 1 and global_batch % (ranks * wanted):
             wanted //= 2

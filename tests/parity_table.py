@@ -1,0 +1,74 @@
+"""docs/parity.md, from real runs of both tiny recipes: ``python -m tests.parity_table`` (minutes on two cores)."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tests.verify.parity.test_layouts_learn_the_same import EXPERTS
+from toolkit.cli.parity import plans_of
+from toolkit.verify.parity.run import parity
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "parity.md"
+STEPS = 3
+HEAD = """# Parity
+
+What `toolkit parity` found: several real worker processes (torch {torch}, DeepSpeed {deepspeed}, megatron-core {megatron},
+gloo on processors) against one on the same data, {steps} steps in fp32. Each cell is the difference that is nearest to its
+bound, and the bound there, which follows from the number of roundings (equations N1 to N8 of [maths.md](maths.md)). Loss
+is per token; the norm is that of all gradients; of gradients and weights every element of every tensor is compared.
+Written by `python -m tests.parity_table`. Nothing here was run on a GPU.
+
+Rounding makes differences of one part in a million and the bounds allow one in ten thousand, because they hold for sums
+that are added one term after another; a wrong divisor, a missing reduction or one token in a thousand left out is beyond
+them. `tests/verify/parity` puts {faults} such faults into the same programs: each is found and named.
+"""
+
+
+def main() -> None:
+    """Run, and write the page."""
+    import importlib.metadata
+
+    from tests.verify.parity.test_faults import FAULTS
+
+    found = {name.split("-")[0]: importlib.metadata.version(name) for name in ("torch", "deepspeed", "megatron-core")}
+    parts = [HEAD.format(**found, steps=STEPS, faults=len(FAULTS))]
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(EXPERTS))
+        jobs: tuple[tuple[str, str, str | None, dict[str, Any]], ...] = (
+            ("Fine-tuning: recipe `tiny`", "tiny", None, {}),
+            ("Pretraining: recipe `tiny-pretrain`", "tiny-pretrain", None, {}),
+            (
+                "Pretraining with 4 experts, 2 for each token",
+                "tiny-pretrain",
+                "dp2,ep2,ep2+zero1,tp2+sp",
+                {"model": folder, "sequence_length": 64},
+            ),
+        )
+        for title, recipe, against, options in jobs:
+            reference, plans = plans_of(recipe, against, {"cluster": "local-cpu"} | options)
+            result = parity(reference, plans, STEPS, progress=print)
+            parts.append(f"\n## {title}\n\nAgainst one process, `{result['reference']}`.\n\n{table(result['pairs'])}")
+    PAGE.write_text("".join(parts))
+
+
+def table(pairs: list[dict[str, Any]]) -> str:
+    """The pairs of one document."""
+    names = ("loss", "gradient_norm", "gradients", "weights")
+    rows = ["| against | workers, strategy | loss | gradient norm | gradients | weights | verdict |", "|" + "---|" * 7]
+    for pair in pairs:
+        cells = [
+            f"{pair['max_abs_error'][name]:.1e} of {pair['tolerance'][name]:.1e}"
+            if name in pair["max_abs_error"]
+            else "-"
+            for name in names
+        ]
+        said = pair["verdict"] + (f": {pair['cause']}" if pair["cause"] else "")
+        rows.append(f"| {pair['against']} | {pair['workers']}, {pair['strategy']} | {' | '.join(cells)} | {said} |")
+    return "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    main()
