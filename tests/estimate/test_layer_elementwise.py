@@ -14,6 +14,7 @@ import pytest
 
 from tests.estimate.shapes import llama
 from toolkit.estimate.layer_elementwise import adapter_traffic, elementwise
+from toolkit.estimate.precision import stream_bytes
 from toolkit.estimate.work import layer_work
 from toolkit.registry.models import load_model
 from toolkit.workload import Workload
@@ -149,3 +150,49 @@ def test_biases_and_limits_of_experts_are_kernels_of_their_own_in_megatron() -> 
         # 28 bytes for the bias of each of 2,880 values and 4 experts, 4 passes of 2 bytes over gate and up
         expected = 4 * 2880 * (28.0 + 4.0 * 2.0 * 2.0) if more else 0.0
         assert with_.sharded_forward - without.sharded_forward == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("framework", ["ddp", "deepspeed", "fsdp"])
+def test_a_frozen_base_has_a_stream_of_its_own_type(framework: str, precision: str, method: str) -> None:
+    """The fine-tuning program loads it in 16 bits; DDP that trains all weights keeps them, and its stream, wide."""
+    each = 4.0 if precision == "fp32" else 2.0
+    assert stream_bytes(Workload(method=method, precision=precision), framework) == each
+    assert stream_bytes(Workload(precision=precision), framework) == (4.0 if framework == "ddp" else each)
+    work, asked = work_of(), Workload(method=method, precision=precision)
+    assert elementwise(work, asked, framework) == elementwise(work, asked, "deepspeed")
+
+
+@pytest.mark.slow
+def test_peft_under_autocast_leaves_16_bits() -> None:
+    """What stream_bytes and adapter_traffic say of DDP, seen in the libraries on a processor."""
+    import peft
+    import torch
+    import transformers
+
+    config = transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, vocab_size=64
+    )
+    base = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model = peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear"))
+    seen: dict[str, tuple[torch.dtype, torch.dtype]] = {}
+
+    def note(name: str):
+        def hook(module, inputs, output) -> None:
+            value = output[0] if isinstance(output, tuple) else output
+            seen[name] = inputs[0].dtype, value.dtype
+
+        return hook
+
+    for name, module in model.named_modules():
+        if name.endswith((".q_proj", "lora_A.default", "input_layernorm")):
+            module.register_forward_hook(note(name))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model(input_ids=torch.arange(16).reshape(1, 16))
+    weights = {value.dtype for name, value in model.named_parameters() if "lora_" in name}
+    assert weights == {torch.float32}
+    for name, (given, made) in seen.items():
+        assert made == torch.bfloat16, name
+        assert given == (torch.float32 if "lora_A" in name else torch.bfloat16), name
+    assert len(seen) >= 18

@@ -7,8 +7,8 @@ Two sets of kernels:
   megatron-core 0.16.1, ``core/fusions``.
 - *eager* (Hugging Face transformers 5.24 under DDP, FSDP and DeepSpeed): an RMSNorm keeps a float32 copy of
   its input and, where its weight is trained, the normalised values (``LlamaRMSNorm``); an eager SwiGLU keeps
-  gate, activated gate, up and product. Under autocast (DDP: float32 parameters) the residual stream is float32
-  and each matrix casts its own copy of the input.
+  gate, activated gate, up and product. Under autocast (DDP: float32 parameters, unless frozen) the residual stream
+  is float32 and each matrix casts its own copy of the input.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from toolkit.errors import ToolkitError
 from toolkit.estimate import layer_activations as leaf
-from toolkit.estimate.precision import pure, value_bytes
+from toolkit.estimate.precision import stream_bytes, value_bytes
 from toolkit.model import ModelSpec
 from toolkit.workload import Workload
 
@@ -62,7 +62,7 @@ class Kernels(NamedTuple):
     """Coefficients of one framework and workload, in bytes per value."""
 
     compute: float  # activations
-    stream: float  # residual stream between layers: 4 under autocast
+    stream: float  # residual stream between layers: 4 under autocast over float32 weights
     matmul_input: float  # what a matrix keeps of its input: 1 in fp8
     norm: float  # what a norm keeps per value
     head_norm: float  # the same for norms on queries and keys
@@ -83,7 +83,7 @@ def kernels(model: ModelSpec, workload: Workload, framework: str) -> Kernels:
     if workload.kernels not in KERNELS:
         raise ToolkitError(f"unknown kernels {workload.kernels!r}", remedy=f"known: {', '.join(KERNELS)}")
     b = value_bytes(workload)
-    stream = 4.0 if framework == "ddp" and not pure(workload, framework) else b
+    stream = stream_bytes(workload, framework)
     if framework == "megatron" or workload.kernels in FUSED_LAYERS:
         inputs = 1.0 if workload.precision == "fp8" else b
         if framework == "megatron" and workload.engine == "nanotron":  # its activation and product are two operators

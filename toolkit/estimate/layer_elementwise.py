@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from toolkit.equation import equation
 from toolkit.estimate.layer_bytes import FUSED_LAYERS
-from toolkit.estimate.precision import pure, value_bytes
+from toolkit.estimate.precision import pure, stream_bytes, value_bytes
 from toolkit.estimate.work import LayerWork
 from toolkit.numeric import Number
 from toolkit.workload import Workload
@@ -51,8 +51,7 @@ def elementwise(work: LayerWork, workload: Workload, framework: str) -> Moved:
     each = value_bytes(workload)
     if framework == "megatron" or workload.kernels in FUSED_LAYERS:
         return _fused(work, workload, each, framework == "megatron" or workload.kernels == "megatron")
-    stream = FLOAT32 if framework == "ddp" and not pure(workload, framework) else each
-    return _eager(work, workload, each, stream)
+    return _eager(work, workload, each, stream_bytes(workload, framework))
 
 
 def _activated(work: LayerWork) -> float:
@@ -160,13 +159,16 @@ def adapter_traffic(workload: Workload, framework: str) -> Adapted:
 
     Fused: A reads the input, the result of B is written and added. Eager, as peft 0.21.2 (``lora/layer.py``): the
     result is scaled and added, too; and where adapters are float32 (under DDP and FSDP; DeepSpeed casts them), the
-    input is cast, the result cast back, and the same for the gradients.
+    input is cast, and the same for its gradient. Under DDP autocast (accelerate 1.15, ``prepare_model``) casts that
+    input back, so that A, B, scale and sum are of 16 bits; elsewhere they are float32 and the sum is cast back.
     """
     b = value_bytes(workload)
     if framework == "megatron" or workload.kernels in FUSED_LAYERS:
         return Adapted(b, 4.0 * b, 4.0 * b, 2.0 * b)
     wide = b if framework == "deepspeed" or pure(workload, framework) else FLOAT32
     cast = b + wide if wide != b else 0.0
+    if framework == "ddp":
+        return Adapted(2.0 * cast + b, 6.0 * b, 2.0 * cast + 5.0 * b, 4.0 * b)
     return Adapted(
         inputs_forward=cast + wide,
         outputs_forward=wide + 2.0 * wide + (b + 2.0 * wide) + cast,

@@ -60,6 +60,16 @@ def pure(workload: Workload, framework: str) -> bool:
     return True
 
 
+def stream_bytes(workload: Workload, framework: str) -> float:
+    """Bytes per value of the residual stream between layers: 4 under autocast of float32 weights (DDP), else a value's.
+
+    A frozen base is loaded in 16 bits under DDP too; autocast then finds nothing to cast, and peft returns the sum of
+    base and adapter in the type of the base's result. Source: recipes/finetune/model.py; peft 0.21.2 lora/layer.py.
+    """
+    wide = framework == "ddp" and workload.method == "full" and not pure(workload, framework)
+    return 4.0 if wide else value_bytes(workload)
+
+
 def eight_bit_weights(workload: Workload, framework: str) -> bool:
     """Whether Megatron keeps its matrices in 8 bits alone; raises ToolkitError where nothing does."""
     if workload.weights != "fp8":
