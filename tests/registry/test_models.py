@@ -199,6 +199,23 @@ def test_any_other_size_is_scaled_to_within_two_percent(exponent: float) -> None
         assert model.num_hidden_layers % 2 == 0
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.floats(8.5, 13.2))
+def test_a_scaled_shape_has_the_proportions_of_dense_models(exponent: float) -> None:
+    """Width, depth and MLP grow together: MLPs of 2.2 to 4.6 times the width, also where the base's is wider."""
+    model = shape_of_size(int(10**exponent))
+    assert "scaled" not in model.name or 2.2 < model.intermediate_size / model.hidden_size < 4.6
+    assert model.num_hidden_layers % 2 == 0
+
+
+@pytest.mark.parametrize("parameters", [27_500_000_000, 30_000_000_000, 1_300_000_000])
+def test_a_base_with_a_wide_mlp_lends_its_other_proportions_only(parameters: int) -> None:
+    """Mistral Small 24B has 6.4, Qwen2.5-32B 5.4 and Qwen2.5-1.5B 5.8 times its width."""
+    model = shape_of_size(parameters)
+    assert 3.8 < model.intermediate_size / model.hidden_size < 4.3
+    assert abs(count_parameters(model).total - parameters) <= 0.003 * parameters
+
+
 @pytest.mark.parametrize("parameters", [0, -5, 1000, 10**17])
 def test_sizes_out_of_reach(parameters: int) -> None:
     with pytest.raises(ToolkitError, match="outside what a dense shape is made for"):

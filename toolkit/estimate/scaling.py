@@ -11,17 +11,21 @@ from toolkit.estimate.parameters import count_parameters
 from toolkit.model import ModelSpec
 
 SMALL = 400_000_000  # parameters; below, widths and heads go in finer steps, as small models are trained: a choice
+WIDEST_MLP = 4.0  # times the width: what models up to hundreds of billions of parameters have, most of them 2.7 to 4
 GRAIN = 128  # widths stay multiples of this: tensor cores and tensor parallelism want it
 
 
 def scaled_to(base: ModelSpec, parameters: int) -> ModelSpec:
     """The shape near the base's proportions whose count is nearest: every width and depth nearby is tried.
 
-    Head size, vocabulary, tying, biases and the form of the layers stay; layers, width and MLP width change.
+    Head size, vocabulary, tying, biases and the form of the layers stay; layers, width and MLP width change. A base
+    whose MLP is wider than WIDEST_MLP lends its other proportions only.
     Raises ToolkitError when the vocabulary alone is larger than the count.
     """
     ends = count_parameters(base)
-    growth = (parameters / ends.total) ** (1 / 3)
+    ratio = min(base.intermediate_size / base.hidden_size, WIDEST_MLP)
+    alike = msgspec.structs.replace(base, intermediate_size=round(ratio * base.hidden_size))
+    growth = (parameters / count_parameters(alike).total) ** (1 / 3)
     step, grain = _width_step(base, parameters), GRAIN if parameters >= SMALL else GRAIN // 2
     middle = max(round(base.hidden_size * growth / step), 1)
     best: tuple[float, ModelSpec] | None = None
@@ -38,7 +42,7 @@ def scaled_to(base: ModelSpec, parameters: int) -> ModelSpec:
             # up to a fifth of a percent, good proportions are worth more than the last digit
             cost = max(error, 0.002) * 40 + abs(math.log(width / (base.hidden_size * growth)))
             cost += 0.5 * abs(math.log(layers / (base.num_hidden_layers * growth)))
-            cost += abs(math.log(grains * grain / width * base.hidden_size / base.intermediate_size))
+            cost += abs(math.log(grains * grain / width / ratio))
             if best is None or cost < best[0]:
                 best = cost, msgspec.structs.replace(shape, intermediate_size=grains * grain)
     if best is None:
