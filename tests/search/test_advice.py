@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.requests import request_for
 from toolkit.registry.calibrations import load_calibration
 from toolkit.search.advice import advice
@@ -25,6 +27,41 @@ def test_replicated_and_sharded_states_are_told_apart() -> None:
     assert "replicates 25.1 GiB, and does not fit" in said(request_for(gpus=8, accelerator="v100-32gb"), zero_stage=2)
     assert "replicated" not in said(request_for(gpus=8), zero_stage=3)
     assert "replicated" not in said(request_for(gpus=8), framework="megatron", tp=8, dp=1, dp_shard=1, zero_stage=1)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "experts", "spread"),
+    [
+        ({"ep": 8, "dp": 128}, 16, "ep 8"),
+        ({"ep": 64, "dp": 128}, 2, "ep 64"),
+        ({"ep": 128, "dp": 128}, 1, "ep 128"),
+        ({"ep": 8, "tp": 2, "etp": 2, "dp": 64, "sequence_parallel": 1}, 8, "ep 8 x etp 2"),
+        ({"ep": 8, "tp": 2, "etp": 1, "dp": 64, "sequence_parallel": 1}, 16, "ep 8"),
+        ({"ep": 8, "cp": 2, "dp": 64}, 16, "ep 8"),
+        ({"ep": 1, "tp": 4, "etp": 1, "dp": 32, "sequence_parallel": 1}, 128, "ep 1"),
+    ],
+)
+def test_experts_are_the_same_on_fewer_ranks_than_all_else(degrees: dict[str, int], experts: int, spread: str) -> None:
+    """Ranks that hold the same experts: dp cp tp / (ep etp); dense parameters are the same on dp cp."""
+    request = request_for(model="deepseek-v3", gpus=128, framework="megatron")
+    degrees = {
+        "framework": "megatron",
+        "zero_stage": 1,
+        "dp_shard": degrees["dp"],
+        "gradient_accumulation_steps": 1,
+    } | degrees
+    words = said(request, **degrees)
+    ranks = degrees["dp"] * degrees.get("cp", 1)
+    assert "every data-parallel rank however many" not in words
+    assert f"the same on all {ranks} data-parallel ranks" in words
+    assert f"spread by {spread}" in words and f"sharded over {ranks} ranks, those of experts over {experts}" in words
+    assert ("on one rank only" if experts == 1 else f"are the same on {experts};") in words
+
+
+def test_experts_that_follow_all_else_need_no_word() -> None:
+    request = request_for(model="mixtral-8x7b", gpus=8, framework="megatron")
+    words = said(request, framework="megatron", zero_stage=1, tp=2, etp=2, dp=4, dp_shard=4, sequence_parallel=1)
+    assert "every data-parallel rank" in words and "expert" not in words
 
 
 def test_logits_of_a_large_vocabulary_are_named() -> None:

@@ -6,6 +6,7 @@ from toolkit import deepspeed_defaults as defaults
 from toolkit.estimate.flop import forward_flop_per_token
 from toolkit.estimate.host import swap_buffer_bytes
 from toolkit.estimate.layout import padded_vocabulary
+from toolkit.estimate.memory_megatron import sharing_ranks
 from toolkit.estimate.parameters import count_parameters
 from toolkit.estimates import MemoryEstimate
 from toolkit.search.constraints import sequence_multiple
@@ -54,16 +55,30 @@ def _replicated(request: Request, choice: Choice) -> str:
     divided = [name for name in sharded if getattr(memory, f"{name}_bytes") > 0]
     if not whole or not divided:
         return ""
+    copies, experts = (int(number) for number in sharing_ranks(strategy))
+    if request.model.is_moe and experts != copies:
+        return (
+            f"{_sum(memory, whole)} of {_and(whole)} are not sharded: what is no expert is the same on all {ranks:,} "
+            f"data-parallel ranks, and {_experts(strategy, experts)}; {_sum(memory, divided)} of {_and(divided)} are "
+            f"sharded over {ranks:,} ranks, those of experts over {experts:,}"
+        )
     words = (
         f"{_sum(memory, whole)} of {_and(whole)} are replicated, the same on every data-parallel rank however many "
-        f"there are; {_sum(memory, divided)} of {_and(divided)} are sharded over "
-        f"{ranks if strategy.ep == 1 else 'them (experts over fewer)'}"
+        f"there are; {_sum(memory, divided)} of {_and(divided)} are sharded over {ranks:,}"
     )
     wide = 2.0 * memory.parameters_bytes
     loaded = strategy.framework != "megatron" and request.workload.precision in ("bf16", "fp16")
     if loaded and "parameters" in whole and memory.total_bytes + wide / 2.0 > choice.limit_bytes:
         words += f"; a program that loads the weights in float32 replicates {format_bytes(wide)}, and does not fit"
     return words
+
+
+def _experts(strategy: Strategy, copies: int) -> str:
+    """How often the experts of a rank are there: expert parallelism divides them, more data parallelism copies them."""
+    cut = f"ep {strategy.ep}" + (f" x etp {strategy.etp}" if strategy.etp > 1 else "")
+    if copies == 1:
+        return f"each expert is on one rank only, spread by {cut}"
+    return f"experts, spread by {cut}, are the same on {copies:,}"
 
 
 def _logits(request: Request, strategy: Strategy, memory: MemoryEstimate) -> str:
