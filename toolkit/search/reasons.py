@@ -8,6 +8,7 @@ from typing import Any
 from toolkit.estimates import VERDICTS
 from toolkit.pipeline_split import pipeline_split
 from toolkit.search.planner import Block, Choice, SearchResult
+from toolkit.search.programs import programs
 from toolkit.search.rank import RUNGS, Rung, price, rung
 from toolkit.search.request import Request
 from toolkit.strategy import Strategy, describe, value_in_words
@@ -35,7 +36,7 @@ def reasons(request: Request, result: SearchResult, choice: Choice) -> tuple[str
     if request.objective == "memory":
         said = [_memory_reason(result, choice)]
     else:
-        said = [_ladder_reason(result, choice), *_faster_but_lower(result, choice)]
+        said = [_ladder_reason(request, result, choice), *_faster_but_lower(request, result, choice)]
     for field, words, absent in _CHOICES:
         value = getattr(choice.strategy, field)
         if value != absent and not {field, *_IMPLIED_BY.get(field, ())} & request.pins.keys():
@@ -61,7 +62,7 @@ def _some_layers(request: Request, result: SearchResult, choice: Choice) -> str:
     seconds = _seconds_of(result.blocks, s, recompute_layers=0)
     if seconds is None or not math.isfinite(seconds):
         return words
-    return f"{words}: all of them would take {seconds / choice.estimate.step.seconds - 1.0:.1%} longer"
+    return f"{words}: all of them would take {longer(seconds / choice.estimate.step.seconds)}"
 
 
 def _not_a_ring(result: SearchResult, choice: Choice) -> str:
@@ -72,7 +73,7 @@ def _not_a_ring(result: SearchResult, choice: Choice) -> str:
         return f"{words}: a ring (p2p) is not legal with this layout"
     if not math.isfinite(seconds):
         return f"{words}: a ring (p2p) does not fit with this layout"
-    return f"{words}: a ring (p2p) would take {seconds / choice.estimate.step.seconds - 1.0:.1%} longer"
+    return f"{words}: a ring (p2p) would take {longer(seconds / choice.estimate.step.seconds)}"
 
 
 def _seconds_of(blocks: list[Block], strategy: Strategy, **changed: int | str) -> float | None:
@@ -89,7 +90,12 @@ def _seconds_of(blocks: list[Block], strategy: Strategy, **changed: int | str) -
     return None
 
 
-def _ladder_reason(result: SearchResult, choice: Choice) -> str:
+def longer(ratio: float) -> str:
+    """A longer time: in percent up to twice as long, then as a multiple."""
+    return f"{ratio - 1.0:.1%} longer" if ratio < 2.0 else f"{ratio:.3g} times as long"
+
+
+def _ladder_reason(request: Request, result: SearchResult, choice: Choice) -> str:
     """Why the plan is not on a lower rung."""
     mine, seconds = int(rung(choice.strategy)), choice.estimate.step.seconds
     lower = [step for step in result.ladder if RUNGS.index(step.name) < mine]
@@ -108,6 +114,9 @@ def _ladder_reason(result: SearchResult, choice: Choice) -> str:
         _listed(f"take longer than {format_seconds(seconds)}", slower, "best_seconds"),
         _listed("are no slower, and ranked before it", faster, "best_seconds"),
     ]
+    timed = {step.best.framework for step in slower + faster if step.best is not None}
+    causes = [programs(request, choice.strategy.framework, framework) for framework in sorted(timed)]
+    parts += [f"in part the program, not the layout: {cause}" for cause in dict.fromkeys(causes) if cause]
     return f"{RUNGS[mine]}, because simpler layouts " + "; ".join(part for part in parts if part)
 
 
@@ -139,7 +148,7 @@ def _memory_reason(result: SearchResult, choice: Choice) -> str:
     return f"{RUNGS[mine]}, with {format_bytes(needed)}" + (f", where other layouts {more}" if more else "")
 
 
-def _faster_but_lower(result: SearchResult, choice: Choice) -> list[str]:
+def _faster_but_lower(request: Request, result: SearchResult, choice: Choice) -> list[str]:
     """The fastest plans, fitting and tight, and why they are ranked where they are."""
     mine, said = choice.estimate.step.seconds, []
     for verdict in (FITS, TIGHT):
@@ -156,6 +165,8 @@ def _faster_but_lower(result: SearchResult, choice: Choice) -> list[str]:
             said.append(f"{words} and ranked before it")
         else:
             said.append(f"{words}, less than the {asked:.1%} that its complexity must earn ({_short(_rung(strategy))})")
+        cause = programs(request, choice.strategy.framework, strategy.framework)
+        said[-1] += f"; in part by its program, not its layout: {cause}" if cause else ""
     return said
 
 
@@ -192,7 +203,7 @@ def _against(request: Request, result: SearchResult, choice: Choice, field: str,
         if abs(change) < SAME:
             return f"{words}: without it the fastest plan is as fast ({describe(strategy)})"
         if change > 0:
-            return f"{words}: without it the fastest plan is {change:.1%} slower ({describe(strategy)})"
+            return f"{words}: without it the fastest plan takes {longer(1.0 + change)} ({describe(strategy)})"
         return f"{words}: without it {describe(strategy)} is {-change:.1%} faster ({_short(_rung(strategy))})"
     if least is not None:
         return f"{words}: without it nothing fits (least {format_bytes(least)} of {format_bytes(choice.limit_bytes)})"
