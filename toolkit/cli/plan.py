@@ -129,7 +129,7 @@ def _print(
     terminal.heading(out, request.model, counts.total, counts.active, request.cluster, request.workload)
     terminal.plans_table(out, plans)
     terminal.reasons(out, "why plan 1", best.reason)
-    terminal.error_bars(out, "80 % intervals of plan 1", best)
+    terminal.error_bars(out, "80% intervals of plan 1", best)
     terminal.memory_bars(out, best)
     runs.run_total(out, best)
     assumed = (*asked.assumptions, *runs.resilience_assumptions(best), *calibration_note(asked))
@@ -186,14 +186,11 @@ def no_plan(asked: Asked, result: SearchResult) -> Exception:
     from toolkit.strategy import describe
     from toolkit.units import format_bytes
 
-    eliminated = ", ".join(
-        f"{name} {count:,}" for name, count in sorted(result.eliminated.items(), key=lambda i: -i[1])
-    )
+    ordered = sorted(result.eliminated.items(), key=lambda item: -item[1])
+    rules = "\n  ".join(f"{count:,}: {SENTENCES[name]}" for name, count in ordered)
     problems = []
     nearest = least_memory(asked.request, asked.calibration, result)
     if nearest is None:
-        ordered = sorted(result.eliminated.items(), key=lambda item: -item[1])
-        rules = "\n  ".join(f"{count:,}: {SENTENCES[name]} ({name})" for name, count in ordered)
         near = nearly_legal(asked.request)
         if near is not None:
             problems += [Problem(f"{describe(near[0])}: {each.message}", each.remedy) for each in near[1]]
@@ -220,7 +217,7 @@ def no_plan(asked: Asked, result: SearchResult) -> Exception:
             )
         )
     if nearest is not None:
-        problems.append(Problem(f"{result.total:,} candidates, eliminated by: {eliminated}"))
+        problems.append(Problem(f"none of {result.total:,} candidates fits; they break first", rules))
     ways = ways_to_fit(asked.request, asked.calibration, larger_clusters(asked))
     if ways:
         problems.append(Problem("it would fit", "\n  ".join(str(way) for way in ways)))

@@ -177,13 +177,14 @@ def _cost(run: WholeRun, plan: Plan) -> float | None:
 
 def _why(entry: Entry) -> str:
     """Why nothing fits on this many GPUs."""
+    from toolkit.search.constraints import SENTENCES
     from toolkit.strategy import describe
     from toolkit.units import format_bytes
 
     nearest = entry.nearest
     if nearest is None:
         first = max(entry.result.eliminated, key=lambda name: entry.result.eliminated[name], default="")
-        return f"no candidate is legal ({first})" if first else "no candidate is legal"
+        return f"no candidate is legal: {SENTENCES[first]}" if first else "no candidate is legal"
     needed, limit = nearest.estimate.memory.total_bytes, nearest.limit_bytes
     if needed <= limit:
         needed, limit = nearest.estimate.host_memory.total_bytes, nearest.host_limit_bytes
