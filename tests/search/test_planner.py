@@ -5,8 +5,9 @@ import numpy
 import pytest
 
 from tests.requests import asked, request_for
-from toolkit.cli.request import larger_clusters
+from toolkit.cli.request import larger_clusters, roomier_clusters
 from toolkit.registry.calibrations import load_calibration
+from toolkit.registry.clusters import resolve_cluster
 from toolkit.search.constraints import violated
 from toolkit.search.misses import ways_to_fit
 from toolkit.search.planner import choose, search
@@ -212,3 +213,49 @@ def test_many_shapes_and_sizes_are_searched_without_complaint(model: str, gpus: 
     for choice in result.choices:
         assert describe(choice.strategy)
         assert choice.estimate.step.lower_seconds <= choice.estimate.step.seconds <= choice.estimate.step.upper_seconds
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "accelerator", "length"),
+    [
+        ("llama-3.1-70b", 2, "rtx-3090", 4096),
+        ("llama-3.1-70b", 2, "rtx-4090", 512),
+        ("qwen2.5-32b", 4, "t4", 1024),
+        ("llama-3.1-405b", 8, "h100", 1024),
+    ],
+)
+def test_a_4_bit_base_that_no_number_of_these_gpus_holds_has_larger_ones_as_way_out(
+    model: str, gpus: int, accelerator: str, length: int
+) -> None:
+    """Each GPU holds it whole: the way out is more memory in one, the least of the same maker that does."""
+    given = asked(
+        model=model,
+        gpus=str(gpus),
+        accelerator=accelerator,
+        method="qlora",
+        sequence_length=length,
+        precision="fp16" if accelerator == "t4" else "bf16",
+    )
+    request = given.request
+    assert not search(request, CALIBRATION, top=1).choices
+    ways = ways_to_fit(request, CALIBRATION, roomier=roomier_clusters(given))
+    words = [way.change for way in ways if " x " in way.change and "(" not in way.change]
+    assert len(words) == 1
+    number, name = words[0].removeprefix("on ").split(" x ")
+    cluster = resolve_cluster(number, accelerator=name)
+    assert cluster.accelerator.vendor == request.cluster.accelerator.vendor
+    assert search(request.replace(cluster=cluster), CALIBRATION, top=1).choices[0].verdict == "fits"
+    smaller = [
+        each
+        for each in roomier_clusters(given)
+        if each.accelerator.memory_bytes < 0.999 * cluster.accelerator.memory_bytes
+    ]
+    for each in smaller:
+        found = search(request.replace(cluster=each), CALIBRATION, top=1).choices
+        assert not found or found[0].verdict == "tight"
+
+
+def test_larger_gpus_are_no_advice_where_more_of_these_do() -> None:
+    given = asked(model="llama-3.1-70b", gpus="4", accelerator="a100-40gb", framework="fsdp")
+    ways = ways_to_fit(given.request, CALIBRATION, roomier=roomier_clusters(given))
+    assert ways and not any(" x " in way.change and "(" not in way.change for way in ways)

@@ -178,7 +178,7 @@ def write(chosen: Plan, directory: str, force: bool) -> None:
 
 def no_plan(asked: Asked, result: SearchResult) -> Exception:
     """What to tell when nothing fits: broken rules, or the nearest miss and every way out."""
-    from toolkit.cli.request import larger_clusters
+    from toolkit.cli.request import larger_clusters, roomier_clusters
     from toolkit.errors import NoFeasiblePlan, Problem
     from toolkit.search.constraints import SENTENCES
     from toolkit.search.misses import nearly_legal, ways_to_fit
@@ -218,7 +218,7 @@ def no_plan(asked: Asked, result: SearchResult) -> Exception:
         )
     if nearest is not None:
         problems.append(Problem(f"none of {result.total:,} candidates fits; they break first", rules))
-    ways = ways_to_fit(asked.request, asked.calibration, larger_clusters(asked))
+    ways = ways_to_fit(asked.request, asked.calibration, larger_clusters(asked), roomier_clusters(asked))
     if ways:
         problems.append(Problem("it would fit", "\n  ".join(str(way) for way in ways)))
     return NoFeasiblePlan(*problems)

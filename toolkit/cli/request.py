@@ -157,6 +157,22 @@ def larger_clusters(asked: Asked) -> Iterator[ClusterSpec]:
             )
 
 
+def roomier_clusters(asked: Asked) -> Iterator[ClusterSpec]:
+    """Other accelerators of the same vendor by rising memory, one and as many as were asked for."""
+    from toolkit.registry.accelerators import accelerator_names, load_accelerator
+    from toolkit.registry.clusters import resolve_cluster
+
+    given = asked.request.cluster.accelerator
+    known = [load_accelerator(name) for name in accelerator_names()]
+    more = [each for each in known if each.vendor == given.vendor and each.memory_bytes > given.memory_bytes]
+    for accelerator in sorted(more, key=lambda each: (each.memory_bytes, each.name)):
+        if asked.request.workload.precision not in accelerator.peak_flop_per_second:
+            continue
+        for gpus in dict.fromkeys((1, asked.request.cluster.num_gpus)):
+            with contextlib.suppress(ToolkitError):
+                yield resolve_cluster(str(gpus), accelerator=accelerator.name)
+
+
 def _recipe(options: dict[str, Any]) -> Recipe | None:
     if not options.get("recipe"):
         return None

@@ -35,11 +35,18 @@ class Way:
         return f"{self.change}: {self.plan} needs {format_bytes(self.total_bytes)}"
 
 
-def ways_to_fit(request: Request, calibration: Calibration, larger: Iterable[ClusterSpec] | None = None) -> list[Way]:
+def ways_to_fit(
+    request: Request,
+    calibration: Calibration,
+    larger: Iterable[ClusterSpec] | None = None,
+    roomier: Iterable[ClusterSpec] = (),
+) -> list[Way]:
     """Changes tried one at a time: each pin dropped, the framework opened, LoRA, QLoRA, a batch for all, more GPUs.
 
     Recomputation, offload and smaller micro batches are candidates of every search, so they need no trial of
-    their own. ``larger`` are clusters of rising size to try, by default twice the nodes, four times, ...
+    their own. ``larger`` are clusters of rising size to try, by default twice the nodes, four times, ...; ``roomier``
+    those of other accelerators by rising memory, of which the first that fits is named: where nothing else helps, and
+    where each GPU holds a whole 4-bit base, so that more of them do not.
     """
     ways: list[Way] = []
     for pin, value in request.pins.items():
@@ -60,6 +67,8 @@ def ways_to_fit(request: Request, calibration: Calibration, larger: Iterable[Clu
     if request.workload.global_batch_size < request.cluster.num_gpus:
         _fewer_gpus(ways, request, calibration)
     _more_gpus(ways, request, calibration, larger if larger is not None else _more_nodes(request.cluster))
+    if not ways or workload.method == "qlora":
+        _more_memory(ways, request, calibration, roomier)
     return ways
 
 
@@ -119,6 +128,14 @@ def _more_gpus(ways: list[Way], request: Request, calibration: Calibration, larg
         if not choice.strategy.offload:
             return
         offloaded = True
+
+
+def _more_memory(ways: list[Way], request: Request, calibration: Calibration, roomier: Iterable[ClusterSpec]) -> None:
+    for cluster in roomier:
+        choice = _best(request.replace(cluster=cluster), calibration)
+        if choice is not None and choice.verdict == "fits":
+            _add(ways, f"on {cluster.num_gpus} x {cluster.accelerator.name}", choice)
+            return
 
 
 def _more_nodes(cluster: ClusterSpec) -> Iterator[ClusterSpec]:

@@ -57,11 +57,12 @@ DEGREES: tuple[Constraint, ...] = (
     ),
     Constraint(
         "quantised_base",
-        "a 4-bit base model is neither sharded (ZeRO-3) nor offloaded",
+        "a 4-bit base model is neither sharded (ZeRO-3, FSDP) nor offloaded by this toolkit: each GPU holds it whole",
         ("deepspeed", "fsdp"),
         lambda m, c, w, s: (w.method != "qlora") | ((s.zero_stage < 3) & (s.offload == 0)),
-        "a 4-bit base model cannot be sharded or offloaded here (zero {s.zero_stage}, offload {s.offload})",
-        "use zero stage 2 or lower, or --method lora",
+        "this toolkit neither shards nor offloads a 4-bit base model, as FSDP-QLoRA elsewhere does "
+        "(zero {s.zero_stage}, offload {s.offload})",
+        "use zero stage 2 or lower on GPUs that hold the whole base, or --method lora",
     ),
     Constraint(
         "fp8",
