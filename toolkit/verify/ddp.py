@@ -49,7 +49,7 @@ def _wrapped(model: Any, buckets: list[Any]) -> Any:
         buffer = bucket.buffer()
         buckets.append(buffer)
         torch.distributed.all_reduce(buffer)
-        done: Any = torch.futures.Future()  # type: ignore[no-untyped-call]
+        done: Any = torch.futures.Future()
         done.set_result(buffer)
         return done
 

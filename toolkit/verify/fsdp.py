@@ -38,7 +38,7 @@ def count(plan: Plan, kind: str, rank: int) -> job.Answer:
 
     pinned = Pinned()
     if s.offload:
-        torch.Tensor.pin_memory = lambda tensor, *_: pinned.pin(tensor)  # type: ignore[method-assign, assignment]
+        torch.Tensor.pin_memory = lambda tensor, *_: pinned.pin(tensor)  # type: ignore[method-assign]
     fake.process_group(rank, s.dp)
     mesh = _mesh(s.dp, s.dp_shard)
     with fake.tensors():
