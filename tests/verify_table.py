@@ -34,7 +34,7 @@ States are parameters, gradients, master copies and moments, under offload also 
 
 What remains, by name:
 
-- *DDP (-0.9 %)*: casts of autocast and DDP's buckets at the moment of the loss; the rest was not traced.
+- *DDP (-0.9 %)*: not traced.
 - *ZeRO-3, bytes sent (-0.2 %, with hpZ +1.9 %)*: what is gathered again in the backward pass depends on where the
   prefetcher stands when the limit of live parameters is reached; the estimate takes the limit itself.
 - *LoRA under ZeRO-2 (gradients -20 %, some megabytes)*: adapters are taken as equally large when they are cut.
