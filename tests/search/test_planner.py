@@ -1,5 +1,7 @@
 """The search as a whole: counts add up, ranking is sound, and what it proposes evaluates the same alone."""
 
+from pathlib import Path
+
 import msgspec
 import numpy
 import pytest
@@ -11,7 +13,7 @@ from toolkit.registry.clusters import resolve_cluster
 from toolkit.search.constraints import violated
 from toolkit.search.misses import ways_to_fit
 from toolkit.search.planner import choose, search
-from toolkit.search.rank import PRICE_OF_RUNG, RUNGS, ladder, price
+from toolkit.search.rank import PRICE_OF_DOUBLING, PRICE_OF_RUNG, RUNGS, ladder, price
 from toolkit.search.reasons import reasons
 from toolkit.strategy import describe
 
@@ -259,3 +261,43 @@ def test_larger_gpus_are_no_advice_where_more_of_these_do() -> None:
     given = asked(model="llama-3.1-70b", gpus="4", accelerator="a100-40gb", framework="fsdp")
     ways = ways_to_fit(given.request, CALIBRATION, roomier=roomier_clusters(given))
     assert ways and not any(" x " in way.change and "(" not in way.change for way in ways)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "options"),
+    [
+        ("llama-3.1-70b", 64, {}),
+        ("llama-3.1-70b", 256, {}),
+        ("gpt3-175b", 128, {"framework": "megatron"}),
+        ("mixtral-8x7b", 64, {}),
+        ("llama-2-13b", 16, {"accelerator": "a100-80gb"}),
+    ],
+)
+def test_no_other_interleaving_of_a_ranked_layout_saves_time_and_memory_both(
+    model: str, gpus: int, options: dict[str, str]
+) -> None:
+    """Micro batch, recomputation and virtual stages are no complexity: what is better in both comes in its place."""
+    request = request_for(model=model, gpus=gpus, **options)
+    result = search(request, CALIBRATION, top=5)
+    same = ("tp", "pp", "cp", "ep", "zero_stage", "offload", "hpz", "dp_shard", "cp_method", "framework")
+    for choice in result.choices:
+        seconds, needed = choice.estimate.step.seconds, choice.estimate.memory.total_bytes
+        for block in result.blocks:
+            alike = numpy.ones(len(block.seconds), dtype=bool)
+            for name in same:
+                alike &= getattr(block.strategy, name) == getattr(choice.strategy, name)
+            better = (block.seconds < seconds * (1 - 1e-9)) & (block.total_bytes < needed * (1 - 1e-9))
+            assert not (alike & better & (block.verdict == 0)).any(), describe(choice.strategy)
+
+
+def test_the_documents_state_the_prices_of_the_ladder() -> None:
+    """The table of section L in docs/maths.md, and what it says that context parallelism must earn."""
+    words = " ".join((Path(__file__).parents[2] / "docs" / "maths.md").read_text().split())
+    percent = [round(100 * each, 1) for each in PRICE_OF_RUNG]
+    rows = [percent[:4], percent[4:5], percent[5:9], percent[9:]]
+    for row in rows:
+        assert f"| {', '.join(f'{each:g}' for each in row)} % |" in words
+    assert f"| {100 * PRICE_OF_DOUBLING:g} % |" in words
+    for rung, name in enumerate(("one of Megatron's data", "tensor", "pipeline", "expert"), 4):
+        earned = (1 + PRICE_OF_RUNG[8]) / (1 + PRICE_OF_RUNG[rung]) - 1
+        assert f"{100 * earned:.1f} % " + ("faster than " if rung == 4 else "than ") + name in words
