@@ -15,15 +15,16 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "parity.md"
 STEPS = 3
 HEAD = """# Parity
 
-What `toolkit parity` found: several real worker processes (torch {torch}, DeepSpeed {deepspeed}, megatron-core {megatron},
-gloo on processors) against one on the same data, {steps} steps in fp32. Each cell is the difference that is nearest to its
-bound, and the bound there, which follows from the number of roundings (equations N1 to N8 of [maths.md](maths.md)). Loss
-is per token; the norm is that of all gradients; of gradients and weights every element of every tensor is compared.
-Written by `python -m tests.parity_table`. Nothing here was run on a GPU.
+What `toolkit parity` found: several real worker processes (torch {torch}, DeepSpeed {deepspeed}, megatron-core
+{megatron}, gloo on processors) against one on the same data, {steps} steps in fp32. Each cell is the difference that is
+nearest to its bound, and the bound there, which follows from the number of roundings (equations N1 to N8 of
+[maths.md](maths.md)). Loss is per token; the norm is that of all gradients; of gradients and weights every element of
+every tensor is compared. Written by `python -m tests.parity_table`. Nothing here was run on a GPU.
 
-Rounding makes differences of one part in a million and the bounds allow one in ten thousand, because they hold for sums
-that are added one term after another; a wrong divisor, a missing reduction or one token in a thousand left out is beyond
-them. `tests/verify/parity` puts {faults} such faults into the same programs: each is found and named.
+Rounding makes relative differences of one part in a million, and the bounds allow about one in ten thousand, because
+they hold for sums that are added one term after another. A wrong divisor, a missing reduction, or one token in two
+thousand left out is beyond them. `tests/verify/parity` puts {faults} such faults into the same programs: each is found
+and named.
 """
 
 

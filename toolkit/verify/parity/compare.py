@@ -129,8 +129,11 @@ def _weights(step: int, name: str, one: np.ndarray, other: np.ndarray, bound: np
 
 
 def _clip(plan: Plan, run: Run, step: int) -> float:
+    """What clipping multiplied the gradients by; DeepSpeed's ZeRO-0 in fp32 clips and does not tell the norm."""
     limit, norm = plan.contract.gradient_clipping, run.logged[step - 1].gradient_norm
-    return min(1.0, limit / (norm + CLIP_GUARD)) if limit and norm else 1.0
+    if norm is None:
+        norm = math.sqrt(sum(float(np.sum(each.astype(np.float64) ** 2)) for each in run.arrays("g", step).values()))
+    return min(1.0, limit / (norm + CLIP_GUARD)) if limit else 1.0
 
 
 def _largest(one: np.ndarray, other: np.ndarray) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 from toolkit.errors import Problems, ToolkitError
 
 DEFAULT = {
-    "finetune": ("ga4", "ddp2", "zero0", "zero1", "zero2", "zero3", "fsdp2"),
+    "finetune": ("ga4", "ddp2", "zero0", "zero1", "zero2", "zero3"),
     "pretrain": ("ga4", "dp2", "zero1", "tp2", "tp2+sp", "pp2", "pp2+vpp2", "cp2", "tp2+pp2"),
 }
 EXPERTS = ("ep2",)  # of a model that has them, too

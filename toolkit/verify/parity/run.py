@@ -15,7 +15,7 @@ from toolkit.strategy import describe
 from toolkit.verify.parity.causes import find
 from toolkit.verify.parity.checks import checks
 from toolkit.verify.parity.compare import QUANTITIES, Comparison, compare
-from toolkit.verify.parity.start import start
+from toolkit.verify.parity.start import start, write
 from toolkit.verify.parity.traces import Run
 
 OPTIMIZERS = ("adamw", "adamw_unfused", "sgd")  # whose update has a bound
@@ -41,6 +41,12 @@ def parity(
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as temporary:
         base = folder or Path(temporary)
+        with Problems() as problems:  # before minutes of running are lost
+            for name, plan in against.items():
+                try:
+                    write(plan, base / name)
+                except ToolkitError as error:
+                    problems.absorb(error)
         progress(f"1 process: {describe(reference.strategy)}")
         one = start(reference, base / "reference", steps, limit, programs.get("reference", ()))
         pairs = []

@@ -16,16 +16,21 @@ LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR
 NEEDED = ("plan.json", "ds_config.json", "megatron_core.json")
 
 
+def write(plan: Plan, folder: Path) -> None:
+    """The files that the program reads; raises ToolkitError for what no program can run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in bundle(plan, str(folder)).items():
+        if name in NEEDED:
+            (folder / name).write_text(text)
+
+
 def start(plan: Plan, folder: Path, steps: int, limit: float, program: tuple[str, ...] = ()) -> Run:
     """Write the plan's files, run ``steps`` steps, return what they traced.
 
     ``program`` is the module to run and its first arguments: the plan's own training program, unless a test puts a
     fault into it. Raises ToolkitError where the run fails or takes longer than ``limit`` seconds.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in bundle(plan, str(folder)).items():
-        if name in NEEDED:
-            (folder / name).write_text(text)
+    write(plan, folder)
     module, *first = program or (f"recipes.{plan.program}.train",)
     workers = plan.cluster.num_gpus
     launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}") if workers > 1 else ()
