@@ -1,4 +1,4 @@
-"""Equations C1..C7: bytes and seconds of collectives over a group of GPUs.
+"""Equations C1..C7, C19 and C22: bytes and seconds of collectives over a group of GPUs.
 
 Symbols: ``S`` bytes of the whole message (the gathered or the reduced buffer), ``n`` GPUs in the group, ``k`` of
 them inside one fast domain, ``B`` reached bytes/s per GPU and direction. Costs follow the ring algorithms of
@@ -107,13 +107,36 @@ def transfer_seconds(size: Number, sent: Number, bandwidth: Number, latency: Num
     return where(size > 1, sent / bandwidth + latency, 0.0)
 
 
-@equation("C5", "2*(start + (k - 1)*hop_in + log2(domains)*hop_out)")
-def tree_latency(inside: Number, domains: Number, start: float, hop_inside: float, hop_outside: float) -> Number:
+@equation("C5", "2*(start + hops*hop_in + log2(domains)*hop_out)")
+def tree_latency(hops: Number, domains: Number, start: float, hop_inside: float, hop_outside: float) -> Number:
     """Seconds of an empty all-reduce over a tree of domains (NCCL's double binary tree, up and down).
 
-    Source: the double binary tree of NCCL 2.4.
+    Inside a domain the tree is a chain of ``k - 1`` hops; a switch that adds and copies (NVLS) makes it one.
+
+    Source: the double binary tree of NCCL 2.4; NVLS and NVLSTree of NCCL 2.18.
     """
-    return 2.0 * (start + (inside - 1.0) * hop_inside + interpolate(domains, _POWERS, _LOGS) * hop_outside)
+    return 2.0 * (start + hops * hop_inside + interpolate(domains, _POWERS, _LOGS) * hop_outside)
+
+
+@equation("C22", "min(q*tree, 2*((q - 1)*start + ring))")
+def queued_latency(queued: Number, tree: Number, ring: Number, start: float) -> Number:
+    """Seconds that ``q`` empty all-reduces take which wait in one stream: in a ring, hops are paid once.
+
+    A rank of a ring begins the next message as soon as its part of the last is sent, so the ring fills once and each
+    further message costs a start. A tree is filled and emptied by every message, as its leaves wait for the root.
+
+    Source: NCCL's stream order; the ring algorithm of Thakur et al. 2005, doi 10.1177/1094342005051521.
+    """
+    return minimum(queued * tree, 2.0 * ((queued - 1.0) * start + ring))
+
+
+@equation("C19", "start + 2*hop_in")
+def switch_latency(start: float, hop_inside: float) -> float:
+    """Seconds of an empty all-gather or reduce-scatter in which the switch of one fast domain copies or adds.
+
+    One hop up to the switch and one down, whatever the number of GPUs. Source: NVLS of NCCL 2.19.
+    """
+    return start + 2.0 * hop_inside
 
 
 @equation("C6", "[n > 1]*(max((k - 1)/n*S/B_in, (n - k)/n*S/B_out) + latency)")
@@ -148,8 +171,11 @@ def _start(fabric: Fabric) -> float:
     return fabric.inside.start_seconds
 
 
-def all_gather_seconds(fabric: Fabric, where_: Group, message: Number) -> Number:
-    """Ring all-gather of ``message`` bytes in all; a reduce-scatter costs the same (C1 to C4)."""
+def all_gather_seconds(fabric: Fabric, where_: Group, message: Number, queued: Number = 1.0) -> Number:
+    """All-gather of ``message`` bytes in all, by ring or switch; a reduce-scatter costs the same (C1 to C4, C19).
+
+    ``queued`` of them that wait one behind the other fill the ring once.
+    """
     bandwidth = group_bandwidth(
         where_.inside,
         where_.domains,
@@ -157,11 +183,18 @@ def all_gather_seconds(fabric: Fabric, where_: Group, message: Number) -> Number
         fabric.outside_bandwidth * fabric.outside.ring_fraction,
     )
     latency = ring_latency(where_.size, where_.domains, _start(fabric), fabric.inside_latency, fabric.outside_latency)
-    return transfer_seconds(where_.size, ring_bytes(where_.size, message), bandwidth, latency)
+    if fabric.inside.in_switch:
+        switch = switch_latency(_start(fabric), fabric.inside_latency)
+        latency = where(where_.domains > 1, latency, minimum(latency, switch))
+    latency = (queued - 1.0) * _start(fabric) + latency
+    return transfer_seconds(where_.size, queued * ring_bytes(where_.size, message), bandwidth, latency)
 
 
-def all_reduce_seconds(fabric: Fabric, where_: Group, message: Number) -> Number:
-    """All-reduce of ``message`` bytes: twice the bytes of an all-gather, the better of ring and tree latency."""
+def all_reduce_seconds(fabric: Fabric, where_: Group, message: Number, queued: Number = 1.0) -> Number:
+    """All-reduce of ``message`` bytes: twice the bytes of an all-gather, the better of ring and tree (C2, C5).
+
+    ``queued`` of them wait one behind the other (C22).
+    """
     bandwidth = group_bandwidth(
         where_.inside,
         where_.domains,
@@ -169,10 +202,11 @@ def all_reduce_seconds(fabric: Fabric, where_: Group, message: Number) -> Number
         fabric.outside_bandwidth * fabric.outside.all_reduce_fraction,
     )
     start, hop_in, hop_out = _start(fabric), fabric.inside_latency, fabric.outside_latency
-    ring = 2.0 * ring_latency(where_.size, where_.domains, start, hop_in, hop_out)
-    tree = tree_latency(where_.inside, where_.domains, start, hop_in, hop_out)
-    sent = 2.0 * ring_bytes(where_.size, message)
-    return transfer_seconds(where_.size, sent, bandwidth, minimum(ring, tree))
+    ring = ring_latency(where_.size, where_.domains, start, hop_in, hop_out)
+    hops = minimum(where_.inside - 1.0, 1.0) if fabric.inside.in_switch else where_.inside - 1.0
+    tree = tree_latency(hops, where_.domains, start, hop_in, hop_out)
+    sent = 2.0 * queued * ring_bytes(where_.size, message)
+    return transfer_seconds(where_.size, sent, bandwidth, queued_latency(queued, tree, ring, start))
 
 
 def all_to_all_seconds(fabric: Fabric, where_: Group, message: Number) -> Number:

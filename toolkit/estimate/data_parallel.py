@@ -153,7 +153,10 @@ def _data_group(
     renewed = weights * trained
     steps = s.gradient_accumulation_steps
     everyone = group(net, size, stride)
-    reduce = layers * all_reduce_seconds(net, everyone, gradients)
+    if s.framework == "megatron":  # its buckets are ready one after the other and queue in one stream
+        reduce = all_reduce_seconds(net, everyone, gradients, layers)
+    else:
+        reduce = layers * all_reduce_seconds(net, everyone, gradients)
     reduce_bytes = 2.0 * layers * ring_bytes(size, gradients)
     if s.framework == "ddp":
         return reduce_bytes, reduce, 0.0
@@ -182,9 +185,9 @@ def _data_group(
         seconds = megatron_step(
             s.zero_stage,
             reduce,
-            layers * all_gather_seconds(net, inner, renewed),
-            layers * all_gather_seconds(net, inner, gradients),
-            layers * all_reduce_seconds(net, outer, gradients / shard),
+            all_gather_seconds(net, inner, renewed, layers),
+            all_gather_seconds(net, inner, gradients, layers),
+            all_reduce_seconds(net, outer, gradients / shard, layers),
         )
         sent = megatron_step(
             s.zero_stage,
@@ -193,7 +196,7 @@ def _data_group(
             layers * ring_bytes(shard, gradients),
             2.0 * layers * ring_bytes(copies, gradients / shard),
         )
-        gathered = where(s.zero_stage > 0, layers * all_gather_seconds(net, inner, renewed), 0.0)
+        gathered = where(s.zero_stage > 0, all_gather_seconds(net, inner, renewed, layers), 0.0)
         late = {"none": seconds, "gradients": gathered, "all": 0.0}[s.dp_overlap]
         return sent, seconds, late
     scatter = layers * all_gather_seconds(net, everyone, gradients)

@@ -33,6 +33,8 @@ class LayerSeconds(NamedTuple):
     products: Number  # matrix products, forward
     gradient: Number  # matrix products that make the gradient of weights, a part of the backward pass
     idle: Number  # of forward and backward, in which the device waits for the host: communication runs beside it
+    device: Number  # of the forward pass, what the device works
+    host: Number  # of the forward pass, what the host takes to issue it
 
 
 @equation("T4", "max(device, host); launches that block: device + host")
@@ -92,6 +94,8 @@ def layer_seconds(work: LayerWork, rate: Rates, workload: Workload, s: Strategy,
         products=linear,
         gradient=gradient,
         idle=0.0 if workload.launch_blocking else bound[0] - forward + bound[1] - backward,
+        device=forward,
+        host=host,
     )
 
 

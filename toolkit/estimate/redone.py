@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from toolkit.equation import equation
 from toolkit.estimate.flop import ForwardFlop
-from toolkit.estimate.layer_time import LayerSeconds
+from toolkit.estimate.layer_time import LayerSeconds, launch_bound
 from toolkit.estimate.matrices import Matrix, matrices
 from toolkit.estimate.selective import modules
 from toolkit.model import ModelSpec
@@ -27,13 +27,19 @@ def redone(core: Number, rest: Number, core_again: bool, share: float) -> Number
 def selective_seconds(model: ModelSpec, workload: Workload, layer: LayerSeconds, framework: str) -> Number:
     """Seconds of one layer that selective recomputation adds to the backward pass of one micro batch.
 
-    Outside Megatron, where no modules are named, torchtitan's policy by operators: every second product and all that
-    is element-wise, which is no small part of an eager layer; the output of the attention core is kept.
+    Seconds of the device run again, never those in which it waited; what runs again is bound by its own launches (T4).
+    Megatron calls the modules again: the host issues their part of the layer. Outside Megatron, where no modules are
+    named, torchtitan's policy by operators: every second product and all that is element-wise, which is no small part
+    of an eager layer; the output of the attention core is kept. There the host walks through the whole layer again,
+    for kept outputs too (torch 2.13 ``utils/checkpoint.py``, ``_CachedTorchDispatchMode``).
     """
-    if not by_operators(workload, framework):
-        return redone(layer.core, layer.forward - layer.core, *_again(model, workload, framework))
-    moved = layer.forward - layer.products - layer.core
-    return redone(layer.core, layer.products, *_again(model, workload, framework)) + moved
+    core_again, share = _again(model, workload, framework)
+    if by_operators(workload, framework):
+        moved = layer.device - layer.products - layer.core
+        device = redone(layer.core, layer.products, core_again, share) + moved
+        return launch_bound(device, layer.host, workload.launch_blocking)
+    device = redone(layer.core, layer.device - layer.core, core_again, share)
+    return launch_bound(device, share * layer.host, workload.launch_blocking)
 
 
 def selective_flop(model: ModelSpec, workload: Workload, forward: ForwardFlop, framework: str) -> float:

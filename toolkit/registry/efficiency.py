@@ -48,6 +48,7 @@ class FabricCurve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     all_to_all_fraction: float
     start_seconds: float
     hop_seconds: float
+    in_switch: bool = False  # whether the switch itself sums and copies (NVLS): one hop up, one down
     status: str
     source: str
 
