@@ -14,6 +14,7 @@ from toolkit.units import (
     format_rate,
     format_seconds,
     format_tokens,
+    format_whole,
     parse_bytes,
     parse_rate,
     parse_tokens,
@@ -181,8 +182,10 @@ def test_number_like_text_is_positive_or_refused(text: str) -> None:
         (12.5e-6, "12.5 us"),
         (0.843, "843 ms"),
         (59.99, "59.99 s"),
-        (60, "1 min 0 s"),
-        (200, "3 min 20 s"),
+        (60.27, "60.27 s"),
+        (200.44, "200.4 s"),
+        (599.94, "599.9 s"),
+        (600, "10 min 0 s"),
         (7500, "2 h 5 min"),
         (86399, "24 h 0 min"),
         (864000, "10 days"),
@@ -192,6 +195,33 @@ def test_seconds(value: float, text: str) -> None:
     assert format_seconds(value) == text
 
 
-@pytest.mark.parametrize(("value", "text"), [(83e9, "77.3 GiB"), (81559 * 2**20, "79.65 GiB"), (0, "0 B")])
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (83e9, "77.3 GiB"),
+        (81559 * 2**20, "79.65 GiB"),
+        (0, "0 B"),
+        (1002 * 2**20, "0.9785 GiB"),
+        (999 * 2**20, "999 MiB"),
+    ],
+)
 def test_memory_is_shown_in_gib(value: float, text: str) -> None:
     assert format_bytes(value) == text
+
+
+@given(st.floats(1, 1e18))
+def test_no_unit_of_memory_is_shown_a_thousand_times(value: float) -> None:
+    assert float(format_bytes(value).split()[0]) < 1000
+
+
+@given(st.floats(1e-9, 599.9), st.floats(1e-9, 599.9))
+def test_times_below_ten_minutes_that_differ_by_a_percent_read_differently(one: float, other: float) -> None:
+    if abs(one - other) > 0.01 * max(one, other):
+        assert format_seconds(one) != format_seconds(other)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(3_927_581.9, "3,930,000"), (48_141.6, "48,100"), (639.4, "639"), (90.91, "90.9"), (0.5, "0.5")]
+)
+def test_three_digits_without_powers_of_ten(value: float, text: str) -> None:
+    assert format_whole(value) == text

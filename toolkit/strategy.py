@@ -106,7 +106,11 @@ def describe(strategy: Strategy) -> str:
         words.append(f"hpz{strategy.hpz}")
     words.append(f"mb{strategy.micro_batch_size}x{strategy.gradient_accumulation_steps}")
     if strategy.recompute:
-        some = f"{strategy.recompute_layers}-layers" if strategy.recompute_layers else ""
+        some = (
+            f"{strategy.recompute_layers}-layer" + "s" * (strategy.recompute_layers > 1)
+            if strategy.recompute_layers
+            else ""
+        )
         words.append(f"recompute-{some or RECOMPUTE[strategy.recompute]}")
     if strategy.offload:
         words.append(f"offload-{OFFLOAD[strategy.offload]}")

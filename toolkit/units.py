@@ -126,18 +126,25 @@ def parse_tokens(text: str, what: str = "token count") -> int:
     return round(tokens)
 
 
-def _scaled(value: float, scales: tuple[tuple[float, str], ...]) -> str:
-    """The value in the largest unit that leaves at least 1 in front, with four figures."""
+def _scaled(value: float, scales: tuple[tuple[float, str], ...], from_share: float = 0.99995) -> str:
+    """The value in the largest unit of which it is at least the share, with four figures."""
     for scale, unit in scales:
-        if abs(value) >= scale * 0.99995:  # what prints as 1.000 of a unit belongs to that unit
+        if abs(value) >= scale * from_share:  # what prints as 1.000 of a unit belongs to that unit
             return f"{value / scale:.4g} {unit}"
     scale, unit = scales[-1]
     return f"{value / scale:.4g} {unit}"
 
 
 def format_bytes(value: float) -> str:
-    """Readable binary size: ``79.18 GiB``."""
-    return _scaled(value, ((PIB, "PiB"), (TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"), (1.0, "B")))
+    """Readable binary size: ``79.18 GiB``; never 1000 or more of a unit: 1,002 MiB are ``0.9785 GiB``."""
+    units = ((PIB, "PiB"), (TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"), (1.0, "B"))
+    return _scaled(value, units, 999.95 / 1024.0)
+
+
+def format_whole(value: float) -> str:
+    """Three digits with commas, never as a power of ten: ``3,930,000``, ``48,100``, ``2.5``."""
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.0f}" if abs(rounded) >= 100 else f"{rounded:g}"
 
 
 def format_rate(value: float) -> str:
@@ -153,10 +160,10 @@ def format_tokens(value: float) -> str:
 
 
 def format_seconds(value: float) -> str:
-    """Readable duration: ``12.5 us``, ``843 ms``, ``1.25 s``, ``3 min 20 s``, ``2 h 5 min``, ``3.2 days``."""
+    """Readable duration: ``12.5 us``, ``843 ms``, ``200.4 s``, ``12 min 20 s``, ``2 h 5 min``, ``3.2 days``."""
     if value == 0:
         return "0 s"
-    if abs(value) < 59.995:
+    if abs(value) < 599.95:
         return _scaled(value, ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")))
     if value < 3599.5:
         return f"{round(value) // 60} min {round(value) % 60} s"

@@ -29,6 +29,12 @@ class WholeRun(msgspec.Struct, frozen=True, kw_only=True):
     goodput: float | None = None
 
 
+def gpu_hours_per_billion_tokens(plan: Plan) -> float:
+    """GPU-hours of 1e9 tokens at the estimated seconds of a step, without interruption; also of a run of no length."""
+    tokens = 1.0 * plan.workload.global_batch_size * plan.workload.sequence_length
+    return plan.cluster.num_gpus * plan.step.seconds / 3600.0 / tokens * 1e9
+
+
 def whole_run(plan: Plan) -> WholeRun | None:
     """Steps x seconds, and GPU-hours x price per hour; None where the contract does not say how long it is."""
     contract, cluster, expected = plan.contract, plan.cluster, plan.resilience

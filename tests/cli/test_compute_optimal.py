@@ -40,12 +40,18 @@ def test_the_plan_trains_what_the_budget_pays(document: dict) -> None:
     assert any("outside the 57M to 16B" in sentence for sentence in document["assumptions"])
 
 
-def test_gpu_time_is_spent_by_the_plan_that_it_pays() -> None:
-    done = toolkit("plan", "--compute-optimal", "500 GPU-days", "--gpus", "64", "--top", "1", "--json")
+@pytest.mark.parametrize(("budget", "gpus", "hours"), [("500 GPU-days", 64, 12_000), ("20000 GPU-hours", 8, 20_000)])
+def test_gpu_time_is_spent_by_the_plan_that_it_pays_and_not_a_step_more(budget: str, gpus: int, hours: float) -> None:
+    done = toolkit("plan", "--compute-optimal", budget, "--gpus", str(gpus), "--top", "1", "--json")
     document = json.loads(done.stdout)
-    run = document["plans"][0]["whole_run"]
-    assert run["gpu_hours"] == pytest.approx(500 * 24, rel=0.03)
-    assert document["compute_optimal"]["gpu_days"] == 500
+    run, found = document["plans"][0]["whole_run"], document["compute_optimal"]
+    step = run["expected_gpu_hours"] / run["steps"]
+    assert hours - 2 * step < run["expected_gpu_hours"] <= hours  # failures included
+    assert found["gpu_days"] == hours / 24
+    assert found["tokens"] == run["tokens"]
+    assert found["flop"] == pytest.approx(6 * found["parameters"] * found["tokens"])
+    best = found["laws"][0]["optimum"]  # the law's row is of the FLOP that are planned, with its own size in full
+    assert found["tokens_per_parameter"] == pytest.approx(best["tokens_per_parameter"], rel=0.03)
 
 
 def test_the_text_names_constants_and_sources() -> None:
@@ -57,6 +63,7 @@ def test_the_text_names_constants_and_sources() -> None:
         "alpha 0.3478 beta 0.3658",
         "2404.10102",
         "planned: ",
+        "losses of two laws do not compare",
     ):
         assert words in done.stdout, words
 

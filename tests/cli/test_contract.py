@@ -10,6 +10,7 @@ from toolkit.batch_scaling import rescaled
 from toolkit.cli.contract import _default_batch
 from toolkit.cli.plan import plan
 from toolkit.cli.request import build
+from toolkit.errors import ToolkitError
 from toolkit.recipe import contract_sha256
 from toolkit.registry.recipes import load_recipe
 
@@ -101,3 +102,15 @@ def test_the_recipes_own_batch_and_a_rate_of_ones_own() -> None:
     own = build({"recipe": "tiny", "gpus": "2", "cluster": "local-cpu", "global_batch": 32, "learning_rate": 1e-3})
     assert own.contract.learning_rate == 1e-3
     assert own.contract.total_steps == 30
+
+
+def test_the_rank_of_adapters_is_asked_for_or_told_and_changes_what_is_trained() -> None:
+    asked = {"params": "7B", "gpus": "1", "accelerator": "rtx-4090", "method": "lora", "sequence_length": 2048}
+    usual, wide = build(asked), build(asked | {"lora_rank": 64})
+    assert any("LoRA of rank 16 (no --lora-rank given)" in said for said in usual.assumptions)
+    assert (wide.request.workload.lora_rank, wide.contract.lora_rank, wide.contract.lora_alpha) == (64, 64, 128)
+    pins = {"zero_stage": 0, "framework": "ddp"}
+    needs = [plan(build(each | pins), 1)[0][0].memory.optimizer_bytes for each in (asked, asked | {"lora_rank": 64})]
+    assert needs[1] == pytest.approx(4 * needs[0])
+    with pytest.raises(ToolkitError, match="trains no adapters"):
+        build(asked | {"method": "full", "lora_rank": 64})

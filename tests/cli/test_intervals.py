@@ -50,7 +50,7 @@ def test_an_interval_is_wider_where_less_was_measured() -> None:
 
 def test_tables_show_intervals_and_name_runs() -> None:
     text = toolkit("plan", "--params", "7B", "--gpus", "64", "--top", "2")
-    assert "80 % intervals of plan 1" in text and "runs like it: " in text
+    assert "80% intervals of plan 1" in text and "runs like it: " in text
     assert "nothing like it was measured" in toolkit(
         "estimate", *JOB, "--gpus", "64", "--accelerator", "mi355x", "--precision", "fp32"
     )

@@ -47,4 +47,4 @@ def test_the_exit_code_follows_the_tolerance(tmp_path: Path) -> None:
     assert row["relative_error"] == pytest.approx(ratio - 1, abs=1e-9)
     bad = CliRunner().invoke(command, [path, "--layers", "2", "--tolerance", "1e-7"])
     assert bad.exit_code == 1
-    assert "above 1e-05 %: fullest rank: peak" in bad.output
+    assert "above 1e-05%: fullest rank: peak" in bad.output

@@ -1,6 +1,7 @@
 """What a plan says of its whole run: price, failures, and the checkpoint interval that it suggests."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -89,3 +90,34 @@ def test_estimate_takes_a_price() -> None:
     done = toolkit("estimate", *argv, "--price-per-gpu-hour", "3", "--json")
     run = json.loads(done.stdout)["whole_run"]
     assert run["cost"] == pytest.approx(3 * run["gpu_hours"])
+
+
+def test_one_count_says_what_a_billion_tokens_cost_as_a_sweep_does() -> None:
+    argv = ("plan", "--params", "13B", "--gpus", "16", "--price-per-gpu-hour", "2.5", "--objective", "cost")
+    first = json.loads(toolkit(*argv, "--json").stdout)["plans"][0]
+    hours = 16 * first["step"]["seconds"] / 3600 / (1024 * 4096) * 1e9
+    assert first["gpu_hours_per_billion_tokens"] == pytest.approx(hours)
+    assert first["cost_per_billion_tokens"] == pytest.approx(2.5 * hours)
+    assert f"1B tokens: {hours:.3g} GPU-hours, {2.5 * hours:.3g} at 2.5 a GPU-hour" in toolkit(*argv).stdout
+    assert "1B tokens" not in toolkit(*PLAN).stdout  # no price, no cost
+
+
+def test_figures_have_no_more_digits_than_they_are_worth() -> None:
+    said = toolkit(*PLAN, "--tokens", "15T", "--price-per-gpu-hour", "2.5", "--explain").stdout
+    for hours in re.findall(r"([0-9,.]+) GPU-hours", said.partition("assumed")[0]):
+        assert len(hours.replace(",", "").replace(".", "").strip("0")) <= 3, hours
+    assert not re.search(r"\d %", said)  # one style: 7.7%
+
+
+def test_a_sweep_says_which_of_its_costs_have_failures() -> None:
+    argv = ("plan", "--params", "7B", "--gpus", "8..16", "--tokens", "1T", "--price-per-gpu-hour", "2.5")
+    assert "days and cost of the run have the failures to expect" in " ".join(toolkit(*argv).stdout.split())
+
+
+def test_runs_that_an_interval_rests_on_can_be_found() -> None:
+    said = " ".join(toolkit(*PLAN).stdout.split())
+    files = re.findall(r"tests/published/\S+?\.csv", said)
+    assert files
+    rows = "".join(path.read_text() for path in (Path(__file__).parents[1] / "published").glob("*runs.csv"))
+    names = re.findall(r"(?:runs like it|the nearest): (\S+) \(", said)
+    assert len(names) == 2 and all(f"{name}," in rows for name in names)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from toolkit.budgets import DAY, Budget, parse_budget
 from toolkit.errors import Problems, ToolkitError
 from toolkit.scaling_law import ComputeOptimal, ScalingLaw
 from toolkit.units import format_count
+
+if TYPE_CHECKING:
+    from toolkit.cli.request import Asked
+    from toolkit.search.planner import Choice
 
 DECIDED = ("params", "model", "recipe", "tokens")  # what a budget decides, so that nobody else may
 FIRST_UTILIZATION = 0.4  # of the peak, where a search for the plan's own rate begins
@@ -81,33 +86,41 @@ def chosen(options: dict[str, Any]) -> tuple[dict[str, Any], Optimum]:
 
 def _of_flop(options: dict[str, Any], flop: float, gpu_seconds: float = 0.0) -> tuple[dict[str, Any], Optimum]:
     from toolkit.estimate.parameters import count_parameters
-    from toolkit.estimate.scaling_laws import affordable_tokens, compute_optimal, loss
+    from toolkit.estimate.scaling_laws import affordable_tokens, optimal_parameters
     from toolkit.registry.scaling_laws import scaling_laws
     from toolkit.registry.sizes import shape_of_size
 
-    laws = tuple(scaling_laws().values())
-    splits = tuple(compute_optimal(flop, law) for law in laws)
-    size = round(float(f"{splits[0].parameters:.3g}"))
+    law = next(iter(scaling_laws().values()))
+    size = round(float(f"{optimal_parameters(flop, law.A, law.B, law.alpha, law.beta):.3g}"))
     total = count_parameters(shape_of_size(size)).total  # what a shape really has decides what tokens it leaves
-    tokens = round(affordable_tokens(flop, total))
+    return _trained(options, size, total, round(affordable_tokens(flop, total)), flop, gpu_seconds)
+
+
+def _trained(
+    options: dict[str, Any], size: int, parameters: int, tokens: int, flop: float, gpu_seconds: float
+) -> tuple[dict[str, Any], Optimum]:
+    """The options of a size and its tokens, with what each law makes of the FLOP."""
+    from toolkit.estimate.scaling_laws import compute_optimal, loss
+    from toolkit.registry.scaling_laws import scaling_laws
+
+    laws = tuple(scaling_laws().values())
     law = laws[0]
     found = Optimum(
         written=options["compute_optimal"],
         flop=flop,
         gpu_seconds=gpu_seconds,
         laws=laws,
-        splits=splits,
-        parameters=total,
+        splits=tuple(compute_optimal(flop, each) for each in laws),
+        parameters=parameters,
         tokens=tokens,
-        loss=loss(total, tokens, law.E, law.A, law.B, law.alpha, law.beta),
+        loss=loss(parameters, tokens, law.E, law.A, law.B, law.alpha, law.beta),
     )
     return options | {"params": str(size), "tokens": str(tokens)}, found
 
 
 def _of_gpu_time(options: dict[str, Any], gpu_seconds: float) -> tuple[dict[str, Any], Optimum]:
-    """GPU time as FLOP, at the rate of the plan that the FLOP lead to: repeated until both agree."""
+    """GPU time as FLOP, at the rate of the plan that the FLOP lead to: repeated until both agree, then never more."""
     from toolkit.cli.request import build
-    from toolkit.recipe import planned_steps
     from toolkit.search.planner import search
 
     flop = 0.0
@@ -122,14 +135,50 @@ def _of_gpu_time(options: dict[str, Any], gpu_seconds: float) -> tuple[dict[str,
         choices = search(asked.request, asked.calibration, top=1).choices
         if not choices:
             return planned, found  # the command itself says why nothing fits
-        takes = planned_steps(asked.contract) * choices[0].estimate.step.seconds * asked.request.cluster.num_gpus
+        takes = _gpu_seconds(asked, choices[0])
         error = abs(takes / gpu_seconds - 1.0)
         if nearest is None or error < nearest[0]:
             nearest = error, planned, found
         if error <= CLOSE_ENOUGH:
             break
         flop *= gpu_seconds / takes
-    return (nearest[1], nearest[2]) if nearest else (planned, found)
+    return _within(options, nearest[1], nearest[2]) if nearest else (planned, found)
+
+
+def _gpu_seconds(asked: Asked, choice: Choice) -> float:
+    """GPU time of the whole run, failures included where they are known and the run ends."""
+    from toolkit.cli.plans import expected
+    from toolkit.recipe import planned_steps
+
+    step = choice.estimate.step.seconds
+    failures = expected(asked, choice.strategy.framework, step)
+    seconds = failures.run_seconds if failures is not None and failures.run_seconds else None
+    return asked.request.cluster.num_gpus * (seconds or planned_steps(asked.contract) * step)
+
+
+def _within(options: dict[str, Any], planned: dict[str, Any], found: Optimum) -> tuple[dict[str, Any], Optimum]:
+    """The size with the most whole steps that the GPU time pays, at least one."""
+    from toolkit.cli.request import build
+    from toolkit.estimate.scaling_laws import training_budget_flop
+    from toolkit.recipe import planned_steps
+    from toolkit.search.planner import search
+
+    asked = build(planned)
+    choice = search(asked.request, asked.calibration, top=1).choices[0]
+    step_tokens = asked.contract.global_batch_size * asked.contract.sequence_length
+    steps = planned_steps(asked.contract)
+    for _ in range(MOST_ROUNDS):
+        takes = _gpu_seconds(asked, choice)
+        fewer = max(math.floor(steps * found.gpu_seconds / takes), 1)
+        if takes <= found.gpu_seconds and fewer <= steps:
+            break
+        steps = fewer if fewer != steps else max(steps - 1, 1)  # equal: the product was rounded up
+        asked = build(planned | {"tokens": str(steps * step_tokens)})
+        if steps == 1:
+            break
+    tokens = steps * step_tokens
+    flop = float(training_budget_flop(found.parameters, tokens))
+    return _trained(options, round(float(planned["params"])), found.parameters, tokens, flop, found.gpu_seconds)
 
 
 def notes(found: Optimum) -> tuple[str, ...]:

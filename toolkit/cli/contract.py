@@ -25,7 +25,9 @@ CONTRACT_OPTIONS = {
     "optimizer": "optimizer",
     "dataset": "dataset",
     "tokenizer": "tokenizer",
+    "lora_rank": "lora_rank",
 }
+ADAPTERS = ("lora", "qlora")
 # peaks of Llama 2 7B (arXiv:2307.09288, table 1) and of QLoRA up to 13B (arXiv:2305.14314)
 LEARNING_RATE = {"full": 3.0e-4, "lora": 2.0e-4, "qlora": 2.0e-4}
 
@@ -53,6 +55,8 @@ def contract_of(
         changes["global_batch_size"] = options.get("global_batch") or _default_batch(method, length, counts, said)
         changes["learning_rate"] = options.get("learning_rate") or LEARNING_RATE[method]
         changes |= {name: options[name] for name in ("dataset", "tokenizer", "optimizer") if options.get(name)}
+        if method in ADAPTERS and options.get("lora_rank"):  # scaled as by default: alpha is twice the rank
+            changes |= {"lora_rank": options["lora_rank"], "lora_alpha": 2 * options["lora_rank"]}
         said += _said_of_schedule(options, method)
     else:
         if options.get("global_batch") and options["global_batch"] != base.global_batch_size:
@@ -67,7 +71,18 @@ def contract_of(
                     f"{field} {options[option]} replaces the recipe's {getattr(base, field) or 'own'}: "
                     "this is a new experiment, and nothing else is adapted to it"
                 )
+    if options.get("lora_rank") and method not in ADAPTERS:
+        raise ToolkitError(
+            f"--lora-rank {options['lora_rank']} with method {method}, which trains no adapters",
+            remedy="use --method lora or qlora, or leave --lora-rank out",
+        )
     contract = msgspec.structs.replace(base, **changes)
+    if recipe is None and method in ADAPTERS:
+        rank = "" if options.get("lora_rank") else " (no --lora-rank given)"
+        said.append(
+            f"LoRA of rank {contract.lora_rank}{rank}, alpha {contract.lora_alpha}, on all linear layers: a --recipe "
+            "states its own"
+        )
     if recipe and contract != recipe.contract:
         new, old = (contract_sha256(each)[:16] for each in (contract, recipe.contract))
         said.append(f"contract {new}, no longer {recipe.name}@{recipe.version} with {old}")

@@ -61,7 +61,7 @@ def command(**options: Any) -> None:
         terminal.heading(out, plan.model, plan.total_parameters, plan.active_parameters, plan.cluster, plan.workload)
         terminal.plans_table(out, [plan])
         terminal.reasons(out, "notes", plan.reason)
-        terminal.error_bars(out, "80 % intervals", plan)
+        terminal.error_bars(out, "80% intervals", plan)
         terminal.memory_bars(out, plan)
         runs.run_total(out, plan)
         terminal.step_parts(out, plan)

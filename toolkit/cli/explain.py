@@ -58,7 +58,7 @@ def explain_plan(out: Any, asked: Asked, plan: Plan) -> None:
         memory=plan.memory, host_memory=plan.host_memory, communication=plan.communication, step=plan.step
     )
     parameters = (plan.total_parameters, plan.active_parameters)
-    show("80 % intervals of step and memory", intervals_of, asked.calibration.name, parameters, arguments, estimate)
+    show("80% intervals of step and memory", intervals_of, asked.calibration.name, parameters, arguments, estimate)
 
     title = "time of a step: likely, with perfect overlap (fraction 1) and with none (fraction 0)"
     show(title, step, *arguments, sent, asked.calibration)

@@ -53,7 +53,9 @@ def request_options(function: Function) -> Function:
             click.option("--gpus-per-node", type=click.IntRange(min=1), help="Where it differs from the cluster's."),
             click.option("--sequence-length", type=click.IntRange(1, MOST_TOKENS), help="Tokens per sequence."),
             click.option(
-                "--global-batch", type=click.IntRange(1, MOST_SEQUENCES), help="Sequences per optimizer step; a recipe's rate follows."
+                "--global-batch",
+                type=click.IntRange(1, MOST_SEQUENCES),
+                help="Sequences per optimizer step; a recipe's rate follows.",
             ),
             click.option("--tokens", metavar="N", help="Tokens to train on in all, e.g. 1T."),
             click.option("--dataset", metavar="NAME|PATH", help="Hub name, local JSONL/Parquet/text, or: sample."),
@@ -63,6 +65,7 @@ def request_options(function: Function) -> Function:
             ),
             click.option("--framework", type=click.Choice(["any", *FRAMEWORKS]), default="any", show_default=True),
             click.option("--method", type=click.Choice(["full", "lora", "qlora"]), help="What is trained."),
+            click.option("--lora-rank", type=click.IntRange(1, 10**6), help="Rank of the adapters; 16 unless given."),
             click.option("--precision", type=click.Choice(["bf16", "fp16", "fp32", "fp8"])),
             click.option(
                 "--optimizer", type=click.Choice(CHOICES["optimizer"]), help="What updates the weights; adamw is fused."

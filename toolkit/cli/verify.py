@@ -83,4 +83,4 @@ def _show(found: dict[str, Any]) -> None:
             f"{format_bytes(one['bytes']):>14}{format_bytes(one['sent_bytes']):>14}"
         )
     for finding in found["findings"]:
-        click.echo(f"above {100.0 * found['tolerance']:g} %: {finding}")
+        click.echo(f"above {100.0 * found['tolerance']:g}%: {finding}")

@@ -276,7 +276,8 @@ def _notes(parts: _Parts, spec: ClusterSpec, usable: int) -> tuple[str, ...]:
             f"with {usable}/{size} of its memory and cores"
         )
     elif spec.gpus_per_node < size and not parts.file.any_gpus_per_node:
-        said.append(f"{spec.gpus_per_node} of the {size} GPUs of a node are used ({spec.name})")
+        verb = "is" if spec.gpus_per_node == 1 else "are"
+        said.append(f"{spec.gpus_per_node} of the {size} GPUs of a node {verb} used ({spec.name})")
     assumed = [figure for figure in spec.assumed if parts.named or figure.startswith("accelerator.")]
     if assumed:
         said.append(f"assumed figures of {spec.name}: {', '.join(map(_in_words, assumed))}")

@@ -10,7 +10,7 @@ from toolkit import strategy as strategies
 from toolkit.estimates import AXES, CommunicationEstimate, HostMemoryEstimate, MemoryEstimate
 from toolkit.interval import Interval
 from toolkit.plan import SCHEMA, Plan
-from toolkit.whole_run import whole_run
+from toolkit.whole_run import gpu_hours_per_billion_tokens, whole_run
 
 
 def memory(estimate: MemoryEstimate, limit_bytes: float) -> dict[str, float]:
@@ -45,6 +45,7 @@ def interval(found: Interval | None, unit: str) -> dict[str, Any] | None:
 
 def plan_element(plan: Plan, rank: int) -> dict[str, Any]:
     """One element of ``plans``."""
+    hours, price = gpu_hours_per_billion_tokens(plan), plan.cluster.accelerator.price_per_hour
     return {
         "rank": rank,
         "strategy": strategies.to_json(plan.strategy),
@@ -58,6 +59,8 @@ def plan_element(plan: Plan, rank: int) -> dict[str, Any]:
             "step": interval(plan.step_interval80, "seconds"),
             "memory": interval(plan.memory_interval80, "bytes"),
         },
+        "gpu_hours_per_billion_tokens": hours,
+        "cost_per_billion_tokens": hours * price if price else None,
         "whole_run": msgspec.to_builtins(whole_run(plan)),
         "resilience": msgspec.to_builtins(plan.resilience),
         "reason": list(plan.reason),

@@ -6,8 +6,8 @@ from rich.console import Console
 
 from toolkit.plan import Plan
 from toolkit.report.terminal import paragraph
-from toolkit.units import format_bytes, format_count, format_seconds
-from toolkit.whole_run import whole_run
+from toolkit.units import format_bytes, format_count, format_seconds, format_whole
+from toolkit.whole_run import gpu_hours_per_billion_tokens, whole_run
 
 UNKNOWN = "unknown"
 
@@ -16,21 +16,28 @@ def money(value: float | None) -> str:
     """A sum in the currency of the price, or that it is not known."""
     if value is None:
         return UNKNOWN
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+    return format_whole(value)
 
 
 def run_total(out: Console, plan: Plan) -> None:
-    """Days, GPU-hours and price of the whole run, where its length is known."""
+    """What a billion tokens cost where there is a price; days, GPU-hours and price of the run where it has a length."""
     run, expected = whole_run(plan), plan.resilience
+    price = plan.cluster.accelerator.price_per_hour
+    if price:
+        hours = gpu_hours_per_billion_tokens(plan)
+        line = (
+            f"1B tokens: {format_whole(hours)} GPU-hours, {money(hours * price)} at {price:g} a GPU-hour, without "
+            "interruption"
+        )
+        out.print(paragraph(line, out.width, "", 2), markup=False, soft_wrap=True)
     if run is None:
         return
-    price = plan.cluster.accelerator.price_per_hour
     cost = f"{money(run.cost)} at {price:g} a GPU-hour" if price else "cost unknown (no --price-per-gpu-hour)"
-    out.print(
+    line = (
         f"the whole run, uninterrupted: {run.steps:,} steps, {format_count(run.tokens)} tokens, "
-        f"{format_seconds(run.seconds)}, {run.gpu_hours:,.1f} GPU-hours, {cost}",
-        markup=False,
+        f"{format_seconds(run.seconds)}, {format_whole(run.gpu_hours)} GPU-hours, {cost}"
     )
+    out.print(paragraph(line, out.width, "", 2), markup=False, soft_wrap=True)
     if expected is None:
         return
     if run.expected_seconds is None or run.interruptions is None:
@@ -43,7 +50,7 @@ def run_total(out: Console, plan: Plan) -> None:
     paid = f", {money(run.expected_cost)}" if price else ""
     out.print(
         paragraph(
-            f"with failures: {format_seconds(run.expected_seconds)}, {run.expected_gpu_hours or 0.0:,.1f} "
+            f"with failures: {format_seconds(run.expected_seconds)}, {format_whole(run.expected_gpu_hours or 0.0)} "
             f"GPU-hours{paid}; {_number(run.interruptions)} interruptions, one in "
             f"{format_seconds(expected.failure_interval_seconds)}; goodput {expected.goodput:.1%} with a checkpoint of "
             f"{format_bytes(expected.checkpoint_bytes)} every {expected.checkpoint_steps:,} steps "

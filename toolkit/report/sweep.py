@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from toolkit import strategy as strategies
 from toolkit.plan import SCHEMA
 from toolkit.report.runs import UNKNOWN, money
+from toolkit.report.tables import Column, draw
 from toolkit.report.terminal import paragraph, seconds_in_words
 from toolkit.units import format_bytes, format_count, format_seconds
 
+USEFUL = 0.25  # a front in which points stand for others that differ by more says nothing of those
 KNEE = (
     "the count with the largest efficiency over step time (Eager, Zahorjan, Lazowska 1989): beyond it, twice the GPUs "
     "make a step less than 1.41 times faster"
@@ -96,27 +96,33 @@ def heading(out: Console, model: Any, total: int, active: int, cluster: Any, wor
 def table(out: Console, sweep: dict[str, Any]) -> None:
     """One line for each count."""
     timed = any(row["plan"] and row["plan"]["whole_run"] for row in sweep["counts"])
-    heads = [
-        "GPUs",
-        "memory\nGiB",
-        "step\ns",
-        "step s\n80 %",
-        "tokens/s",
-        "speed-\nup",
-        "effi-\nciency",
-        "GPU-h per\n1B tokens",
-    ]
     priced = sweep["price_per_gpu_hour"] is not None
-    heads += ["cost per\n1B tokens"] if priced else []
-    heads += ["days", "good-\nput"] if timed else []
-    heads += ["cost of\nthe run"] if timed and priced else []
+    columns = [
+        Column("GPUs"),
+        Column("memory\nGiB"),
+        Column("step\ns"),
+        Column("step s\n80%", spare=2),
+        Column("tokens/s", spare=4),
+        Column("speed-\nup", spare=3, called="speed-up"),
+        Column("effi-\nciency", called="efficiency"),
+        Column("GPU-h per\n1B tokens", spare=1 if priced else 0),
+    ]
+    columns += [Column("cost per\n1B tokens")] if priced else []
+    columns += [Column("days"), Column("good-\nput", called="goodput")] if timed else []
+    columns += [Column("cost of\nthe run")] if timed and priced else []
+    columns += [Column("", "left"), Column("plan", "left", wraps=True)]
     rows = [
         [*_cells(row, priced, timed), "knee" if row["gpus"] == sweep["knee"] else "", row["plan"]["description"]]
         if row["plan"]
-        else [f"{row['gpus']:,}", *[""] * len(heads), row["why"]]
+        else [f"{row['gpus']:,}", *["-"] * (len(columns) - 3), "", row["why"]]
         for row in sweep["counts"]
     ]
-    out.print(_table(out, [*heads, "", "plan"], rows))
+    draw(out, columns, rows, below=True)
+    if priced and timed:
+        line = (
+            "cost per 1B tokens is of steps without interruption; days and cost of the run have the failures to expect"
+        )
+        out.print(paragraph(line, out.width, "", 2), markup=False, soft_wrap=True)
 
 
 def _cells(row: dict[str, Any], priced: bool, timed: bool) -> list[str]:
@@ -158,7 +164,7 @@ def summary(out: Console, sweep: dict[str, Any], objective: str) -> None:
         out.print(paragraph(line, out.width, "", 2), markup=False, soft_wrap=True)
     tight = any(row["plan"] and row["plan"]["verdict"] == "tight" for row in sweep["counts"])
     if tight:
-        out.print("! more than 92 % of the usable memory: it may run out", markup=False)
+        out.print("! more than 92% of the usable memory: it may run out", markup=False)
     if sweep["price_per_gpu_hour"] is None:
         out.print("cost unknown: no --price-per-gpu-hour, and none in the cluster file", markup=False)
 
@@ -172,9 +178,11 @@ def front(out: Console, points: Sequence[Any], most: int, workload: Any) -> None
         title += f"; of each count {' and '.join(words)}"
     else:
         shown, epsilon = thinned(points, most)
-        if epsilon:
+        if epsilon > USEFUL:
+            title += f", {len(shown)} shown; --top shows more"
+        elif epsilon:
             title += f", {len(shown)} shown; each other one is within {epsilon:.0%} of one of these"
-    out.print(Text(f"\n{title}", style="bold"))
+    out.print(Text(paragraph(title, out.width, "\n", 2), style="bold"), soft_wrap=True)
     rows = [
         [
             f"{row['gpus']:,}",
@@ -186,7 +194,15 @@ def front(out: Console, points: Sequence[Any], most: int, workload: Any) -> None
         ]
         for row in pareto(shown, workload)
     ]
-    out.print(_table(out, ["GPUs", "step", "memory\nGiB", "verdict", "GPU-h per\n1B tokens", "plan"], rows))
+    columns = (
+        Column("GPUs"),
+        Column("step"),
+        Column("memory\nGiB"),
+        Column("verdict", "left"),
+        Column("GPU-h per\n1B tokens"),
+        Column("plan", "left", wraps=True),
+    )
+    draw(out, columns, rows)
 
 
 def representatives(points: Sequence[Any], most: int = 3) -> list[Any]:
@@ -222,18 +238,3 @@ def thinned(points: Sequence[Any], most: int) -> tuple[list[Any], float]:
         if len(kept) <= most:
             return kept, epsilon
         epsilon = 1.5 * epsilon or 0.02
-
-
-def _table(out: Console, heads: list[str], rows: list[list[str]]) -> Table:
-    """A table whose last column, the plan, is cut where a line would be too long; the others never are."""
-    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    room = out.width
-    for place, name in enumerate(heads[:-1]):
-        width = max(*(len(part) for part in name.split("\n")), *(len(row[place]) for row in rows if len(row) > place))
-        left = name in ("", "verdict")
-        drawn.add_column(name, justify="left" if left else "right", no_wrap=True, min_width=width, max_width=width)
-        room -= width + 2  # blank and edge
-    drawn.add_column(heads[-1], justify="left", no_wrap=True, overflow="ellipsis", max_width=max(room, 12))
-    for row in rows:
-        drawn.add_row(*map(Text, row))
-    return drawn

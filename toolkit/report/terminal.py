@@ -6,19 +6,20 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from toolkit.equation import Step
 from toolkit.estimates import AXES, CommunicationEstimate
 from toolkit.interval import Interval
 from toolkit.plan import Plan
+from toolkit.report.tables import Column, draw
 from toolkit.strategy import describe
 from toolkit.units import format_bytes, format_count, format_seconds
 
+RUNS = "the runs are rows, by their name, of tests/published/runs.csv and further_runs.csv; errors: docs/accuracy.md"
 BAR_WIDTH = 30  # characters
+PIPE_WIDTH = 140  # COLUMNS is no wish: readline, and so pytest, sets it wherever it is loaded
 _VERDICT_STYLE = {"fits": "green", "tight": "yellow", "no": "red"}
 
 
@@ -29,10 +30,10 @@ class _Console(Console):
 
 
 def console() -> Console:
-    """A console on standard output; plain and wide enough for a table when it is not a terminal."""
+    """A console on standard output; plain and wide enough for most tables when it is not a terminal."""
     made = _Console(highlight=False, soft_wrap=False)
     if not made.is_terminal:
-        made = _Console(highlight=False, width=140)
+        made = _Console(highlight=False, width=PIPE_WIDTH)
     return made
 
 
@@ -58,33 +59,32 @@ def heading(out: Console, plan_model: Any, total: int, active: int, cluster: Any
 
 def plans_table(out: Console, plans: Sequence[Plan]) -> None:
     """One line per plan, best first."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, justify in (
-        ("#", "right"),
-        ("plan", "left"),
-        ("memory GiB", "right"),
-        ("80 %", "left"),
-        ("verdict", "left"),
-        ("step s", "right"),
-        ("80 %", "left"),
-        ("tokens/s/GPU", "right"),
-        ("MFU", "right"),
-    ):
-        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
-    for rank, plan in enumerate(plans, 1):
-        step = plan.step
-        table.add_row(
+    columns = (
+        Column("#"),
+        Column("plan", "left", wraps=True),
+        Column("memory\nGiB"),
+        Column("80%", "left", spare=1, called="80% interval of memory"),
+        Column("verdict", "left"),
+        Column("step\ns"),
+        Column("80%", "left", spare=2, called="80% interval of the step"),
+        Column("tokens/s\nper GPU", spare=4, called="tokens/s per GPU"),
+        Column("MFU", spare=3),
+    )
+    rows = [
+        (
             str(rank),
-            Text(describe(plan.strategy)),
+            describe(plan.strategy),
             f"{plan.memory.total_bytes / 2**30:.1f}",
             _between(plan.memory_interval80, lambda value: f"{value / 2**30:.0f}"),
             Text(plan.verdict, style=_VERDICT_STYLE[plan.verdict]),
-            seconds_in_words(step.seconds),
+            seconds_in_words(plan.step.seconds),
             _between(plan.step_interval80, seconds_in_words),
-            f"{step.tokens_per_second_per_gpu:,.0f}",
-            f"{step.mfu:.1%}",
+            f"{plan.step.tokens_per_second_per_gpu:,.0f}",
+            f"{plan.step.mfu:.1%}",
         )
-    out.print(table)
+        for rank, plan in enumerate(plans, 1)
+    ]
+    draw(out, columns, rows)
 
 
 def _between(found: Interval | None, words: Callable[[float], str]) -> str:
@@ -102,6 +102,8 @@ def error_bars(out: Console, title: str, plan: Plan) -> None:
             runs = ", ".join(f"{run.id} ({run.source})" for run in found.based_on)
             near = "nothing like it was measured, the nearest" if found.is_extrapolated else "runs like it"
             sentences.append(f"{what} {words(found.low)} to {words(found.high)}; {near}: {runs}")
+    if sentences:
+        sentences.append(RUNS)
     reasons(out, title, sentences)
 
 
@@ -180,18 +182,24 @@ def candidates(
 
 def ladder(out: Console, rungs: Iterable[Any], limit_bytes: float) -> None:
     """The rungs of the ladder with what each needs and gives."""
-    table = Table(title="The ladder", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("rung", "legal", "fitting", "least memory", "best step"):
-        table.add_column(name, justify="left" if name == "rung" else "right")
-    for rung in rungs:
-        table.add_row(
+    columns = (
+        Column("rung", "left", wraps=True),
+        Column("legal"),
+        Column("fitting"),
+        Column("least memory", spare=1),
+        Column("best step"),
+    )
+    rows = [
+        (
             rung.name,
             f"{rung.legal:,}",
             f"{rung.fitting:,}",
             f"{format_bytes(rung.least_bytes)} of {format_bytes(limit_bytes)}",
             format_seconds(rung.best_seconds) if rung.fitting else "does not fit",
         )
-    out.print(table)
+        for rung in rungs
+    ]
+    draw(out, columns, rows, "The ladder")
 
 
 def equations(out: Console, title: str, steps: Iterable[Step], shown: set[str]) -> None:

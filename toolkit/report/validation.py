@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from toolkit.report.tables import Column, draw, fits
+
+LONGEST = 26  # characters of a word in a name
 _COLUMNS = ("runs", "median", "p90", "worst", "bias", "rank", "held")
 
 
@@ -32,7 +33,7 @@ def show(out: Console, found: dict[str, Any], brief: bool = False) -> None:
         _skipped(out, summary["all"]["skipped"]["reasons"])
     out.print(
         "error: (predicted - measured) / measured; bias: its median; rank: Spearman's coefficient within groups that "
-        "differ only in strategy;\nheld: share of measurements inside the 80 % interval, made without the run's source",
+        "differ only in strategy;\nheld: share of measurements inside the 80% interval, made without the run's source",
         markup=False,
     )
     for name, values in (("all", summary["all"]), ("recommended", summary["recommended"])):
@@ -50,7 +51,7 @@ def _sentences(out: Console, name: str, values: dict[str, Any]) -> None:
         bars = errors["interval80"]
         if bars["rows"]:
             parts.append(
-                f"80 % intervals of {what} hold {bars['share_held']:.1%} of {bars['rows']:,} runs in source-wise "
+                f"80% intervals of {what} hold {bars['share_held']:.1%} of {bars['rows']:,} runs in source-wise "
                 f"cross-validation, {bars['share_held_by_runs_of_all_sources']:.1%} in run-wise"
             )
     choice = time["choice"]
@@ -71,20 +72,39 @@ def _sentences(out: Console, name: str, values: dict[str, Any]) -> None:
 
 
 def _table(out: Console, title: str, groups: dict[str, Any]) -> None:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column(title, justify="left", no_wrap=True, overflow="ellipsis", min_width=19, max_width=28)
-    for kind in ("time", "memory"):
-        for index, name in enumerate(_COLUMNS):
-            table.add_column(f"{kind}\n{name}" if index == 0 else f"\n{name}", justify="right")
-    table.add_column("verdicts\nwrong", justify="right", no_wrap=True)
-    table.add_column("rows\nskipped", justify="right", no_wrap=True)
-    for name, values in groups.items():
+    """Time, memory and verdicts in one table, or one under the other where a line is too short for all."""
+    name = Column(title, "left", wraps=True)
+    parts = [
+        [Column(f"{kind}\n{head}" if not index else f"\n{head}") for index, head in enumerate(_COLUMNS)]
+        for kind in ("time", "memory")
+    ]
+    parts.append([Column("verdicts\nwrong"), Column("rows\nskipped")])
+    rows: list[tuple[str, list[list[str]]]] = []
+    for group, values in groups.items():
         verdicts = values["verdicts"]
         wrong = verdicts["oom_called_fit"] + verdicts["fit_called_no"]
-        cells = [cell for kind in ("step_time", "peak_memory") for cell in _cells(values[kind])]
         judged = f"{wrong} of {verdicts['rows']}" if verdicts["rows"] else "-"
-        table.add_row(Text(name or "(not stated)"), *cells, judged, str(values["skipped"]["rows"] or "-"))
-    out.print(table)
+        last = [judged, str(values["skipped"]["rows"] or "-")]
+        rows.append((_named(group), [_cells(values["step_time"]), _cells(values["peak_memory"]), last]))
+    together = [name, *(column for part in parts for column in part)]
+    lines = [[group, *(cell for part in cells for cell in part)] for group, cells in rows]
+    if fits(out, together, lines):
+        draw(out, together, lines)
+        return
+    for place, part in enumerate(parts):
+        draw(out, [name, *part], [[group, *cells[place]] for group, cells in rows])
+
+
+def _named(group: str) -> str:
+    """The name of a group in words that a column takes: long ones are parted after a stroke or a hyphen."""
+    words = []
+    for word in (group or "(not stated)").split():
+        while len(word) > LONGEST:
+            cut = max(word.rfind(mark, 8, LONGEST) for mark in "-/_,") + 1 or LONGEST
+            words.append(word[:cut])
+            word = word[cut:]
+        words.append(word)
+    return " ".join(words)
 
 
 def _cells(errors: dict[str, Any]) -> list[str]:
@@ -113,36 +133,53 @@ def _skipped(out: Console, reasons: dict[str, int]) -> None:
 def _fits(out: Console, fits: dict[str, Any]) -> None:
     for subject, found in fits.items():
         words = subject.replace("_", " ")
-        table = Table(title=f"fit of {words}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column("left out", no_wrap=True, overflow="ellipsis", max_width=40)
-        table.add_column("runs", justify="right")
+        columns = [Column("left out", "left", wraps=True), Column("runs")]
         for way in ("stated", "fitted", "fitted without it"):
-            table.add_column(f"{way}\nmedian", justify="right")
-            table.add_column("\np90", justify="right")
-        for name, errors in ({"each in turn": found["all"]} | found["by_source"]).items():
-            cells = [
-                f"{errors[way][f'{share}_abs_relative_error']:.1%}"
-                for way in ("stated", "fitted", "left_out")
-                for share in ("median", "p90")
+            columns += [Column(f"{way}\nmedian"), Column("\np90")]
+        rows = [
+            [
+                _named(name),
+                f"{errors['rows']:,}",
+                *(
+                    f"{errors[way][f'{share}_abs_relative_error']:.1%}"
+                    for way in ("stated", "fitted", "left_out")
+                    for share in ("median", "p90")
+                ),
             ]
-            table.add_row(Text(name or "(not stated)"), f"{errors['rows']:,}", *cells)
-        out.print(table)
-        table = Table(title=f"coefficients of {words}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-        for title in ("", "stated", "fitted", "error", "low", "high", "runs", "sources"):
-            table.add_column(title, justify="right" if title else "left")
-        for name, each in found["coefficients"].items():
-            cells = [f"{each[key]:.4g}" for key in ("stated", "fitted", "standard_error", "low", "high")]
-            table.add_row(name, *cells, f"{each['rows']:,}", str(len(each["sources"])))
-        out.print(table)
+            for name, errors in ({"each in turn": found["all"]} | found["by_source"]).items()
+        ]
+        draw(out, columns, rows, f"fit of {words}")
+        columns = [Column("", "left", called="coefficient")]
+        columns += [Column(head) for head in ("stated", "fitted")]
+        columns += [
+            Column("error"),
+            Column("low", spare=2),
+            Column("high", spare=1),
+            Column("runs"),
+            Column("sources", spare=3),
+        ]
+        rows = [
+            [
+                name,
+                *(f"{each[key]:.4g}" for key in ("stated", "fitted", "standard_error", "low", "high")),
+                f"{each['rows']:,}",
+                str(len(each["sources"])),
+            ]
+            for name, each in found["coefficients"].items()
+        ]
+        draw(out, columns, rows, f"coefficients of {words}")
 
 
 def _experts(out: Console, found: dict[str, Any], brief: bool) -> None:
     out.print(
         f"{found['strategies']:,} published strategies of {found['jobs']:,} jobs: the planner's best of the same "
         f"family is predicted no slower than {found['no_slower']:,}, slower than {found['slower_without_excuse']:,}, "
-        f"slower than {found['slower_with_excuse']:,} that it does not allow; {found['nothing_fits']:,} where nothing fits",
+        f"slower than {found['slower_with_excuse']:,} that it does not allow; {found['nothing_fits']:,} "
+        "where nothing fits by its estimates and rules, although they ran",
         markup=False,
     )
+    for cause, count in found["nothing_fits_because"].items():
+        out.print(f"  {count:,}: {cause}", markup=False)
     if brief:
         return
     for each in found["list"]:
@@ -159,7 +196,7 @@ def _experts(out: Console, found: dict[str, Any], brief: bool) -> None:
         elif not each["differs"]:
             out.print("  chosen     the same", markup=False)
         else:
-            reasons = ", ".join(each["why"]) or "no part by more than 0.2 %"
+            reasons = ", ".join(each["why"]) or "no part by more than 0.2%"
             out.print(
                 f"  chosen     {chosen['strategy']}: {chosen['predicted_seconds']:.3g} s ({-each['gain']:+.1%}): "
                 f"{reasons}",
