@@ -70,3 +70,24 @@ def test_no_published_strategy_is_faster_without_a_reason() -> None:
     assert counts["slower_without_excuse"] == 0
     assert counts["no_slower"] >= 0.75 * counts["strategies"]
     assert all(each["excuse"] for each in counts["list"] if each["chosen"] is None)
+
+
+def test_where_the_planner_has_no_plan_of_the_family_the_cause_is_counted() -> None:
+    """fp8 under FSDP is refused by a rule; a dense 7B on one GPU of 80 GB fits no Megatron layout."""
+    rows: tuple[dict[str, object], ...] = (
+        {"id": "fp8", "framework": "fsdp", "zero_norm": 3, "precision_norm": "fp8", "tp": 1, "pp": 1},
+        {
+            "id": "fp8 again",
+            "framework": "fsdp",
+            "zero_norm": 3,
+            "precision_norm": "fp8",
+            "tp": 1,
+            "pp": 1,
+            "micro_batch": 2,
+        },
+        {"id": "large", "n_gpus": 1, "tp": 1, "pp": 1, "dp": 1, "step_time_s": 100},
+    )
+    result = experts([job(**row) for row in rows], load_calibration(), lambda words: None)
+    because = result["nothing_fits_because"]
+    assert result["nothing_fits"] == sum(because.values()) == 3
+    assert because == {"fp8 is planned for Megatron only": 2, "no strategy fits by the memory estimate": 1}

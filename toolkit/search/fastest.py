@@ -30,13 +30,15 @@ FAMILIES = (("ddp", "deepspeed", "fsdp"), ("megatron",))
 class Expert:
     """A strategy that was run beside the planner's own; None where the planner finds nothing that fits.
 
-    ``outside`` says why the strategy is not among the candidates: empty where the search has it.
+    ``outside`` says why the strategy is not among the candidates: empty where the search has it; ``refused`` is the
+    first rule that it breaks, in general words.
     """
 
     published: Choice
     same_family: Choice | None
     any_framework: Choice | None
     outside: tuple[str, ...]
+    refused: str = ""
 
     @property
     def gain(self) -> float | None:
@@ -118,6 +120,7 @@ class Experts:
             same_family=_quickest([found[name] for name in family]),
             any_framework=_quickest(list(found.values())),
             outside=_outside(asked, published),
+            refused=next((rule.rule for rule, _ in violated(asked, published) if not rule.advice), ""),
         )
 
     def _fastest(self, request: Request) -> Choice | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -42,8 +43,16 @@ def experts(jobs: Sequence[Job], calibration: Calibration, told: Callable[[str],
         "slower_with_excuse": sum((found.gain or 0.0) < SLOWER and bool(found.excuse) for found in judged),
         "slower_without_excuse": sum((found.gain or 0.0) < SLOWER and not found.excuse for found in judged),
         "nothing_fits": len(every) - len(judged),
+        "nothing_fits_because": dict(Counter(_cause(found) for found in every if found.gain is None).most_common()),
         "list": [_element(group) for group in of_job.values()],
     }
+
+
+def _cause(found: Expert) -> str:
+    """Why the planner has no plan at all of a family that ran, in words that are the same for many runs."""
+    if found.refused or not found.outside or found.published.verdict == "no":
+        return found.refused or "no strategy fits by the memory estimate"
+    return found.outside[0]
 
 
 def _element(group: list[tuple[Job, Expert]]) -> dict[str, Any]:
