@@ -13,12 +13,11 @@ BLOCK = re.compile(r"(^\$ (toolkit [^\n]*)\n)(.*?)(^```$)", flags=re.M | re.S)
 
 
 def output_of(command: str) -> str:
-    """What the command prints, standard error after standard output, without the time that it took."""
+    """What the command prints, standard error after standard output; blank lines and ends of lines apart."""
     argv = [sys.executable, "-m", *command.split()]
     done = subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, check=False)
     text = done.stdout + done.stderr
     assert "Traceback" not in text, text
-    text = re.sub(r"( candidates) in [0-9.]+ s;", r"\1;", text)
     lines = [line.rstrip() for line in text.splitlines()]
     return "\n".join(line for line in lines if line) + "\n"
 

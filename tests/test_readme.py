@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from tests.readme_outputs import README, ROOT, rendered
+from tests.readme_outputs import README, ROOT, output_of, rendered
 from toolkit.cli.main import COMMANDS
 
 
@@ -49,3 +49,14 @@ def test_the_project_names_no_machine_paths() -> None:
         if Path(path).is_file():
             assert "/root/" not in path.read_text(), path
             assert str(ROOT) not in path.read_text(), path
+
+
+def test_the_pages_of_docs_are_reachable() -> None:
+    text = README.read_text()
+    for page in (ROOT / "docs").glob("*.md"):
+        assert f"](docs/{page.name})" in text, page.name
+
+
+def test_an_output_is_printed_the_same_twice() -> None:
+    command = "toolkit plan --params 7B --gpus 8 --top 1"  # no time of its own, which would differ
+    assert output_of(command) == output_of(command)

@@ -143,8 +143,7 @@ def _print(
         _explain(out, asked, result, best)
     else:
         out.print(
-            f"{result.total:,} candidates in {result.seconds:.2f} s; --explain shows every formula, "
-            "--out DIR writes the files of plan 1",
+            f"{result.total:,} candidates; --explain shows every formula, --out DIR writes the files of plan 1",
             markup=False,
         )
 

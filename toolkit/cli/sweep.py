@@ -163,7 +163,11 @@ def _counts(asked: list[Asked], plans: list[Plan | None], found: Sweep) -> list[
                 "marks": [
                     name for name in ("knee", "fastest", "cheapest", "leanest") if getattr(found, name) == entry.gpus
                 ],
-                "candidates": {"total": entry.result.total, "feasible": entry.result.feasible},
+                "candidates": {
+                    "total": entry.result.total,
+                    "feasible": entry.result.feasible,
+                    "seconds": entry.result.seconds,
+                },
                 "plan": plan_element(plan, 1),
             }
         )
@@ -213,10 +217,8 @@ def _print(
     drawing.front(out, found.front, options["top"], request.workload)
     assumed = (*asked[-1].assumptions, *runs.resilience_assumptions(best), *calibration_note(asked[-1]))
     terminal.reasons(out, "assumed", assumed)
-    total, seconds = sum(e.result.total for e in found.entries), sum(e.result.seconds for e in found.entries)
-    out.print(
-        f"{total:,} candidates in {seconds:.2f} s; --gpus N explains and writes the plan of one count", markup=False
-    )
+    total = sum(entry.result.total for entry in found.entries)
+    out.print(f"{total:,} candidates; --gpus N explains and writes the plan of one count", markup=False)
 
 
 def _nothing(asked: list[Asked]) -> ToolkitError:
