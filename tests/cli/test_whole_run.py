@@ -121,3 +121,9 @@ def test_runs_that_an_interval_rests_on_can_be_found() -> None:
     rows = "".join(path.read_text() for path in (Path(__file__).parents[1] / "published").glob("*runs.csv"))
     names = re.findall(r"(?:runs like it|the nearest): (\S+) \(", said)
     assert len(names) == 2 and all(f"{name}," in rows for name in names)
+
+
+def test_what_eliminated_candidates_is_told_in_words() -> None:
+    said = toolkit(*PLAN, "--explain").stdout.partition(" candidates, ")[2].partition("\n\n")[0]
+    assert "needs more memory than a GPU has" in said
+    assert not re.search(r"[a-z]_[a-z]", said), said  # no names that only the source has

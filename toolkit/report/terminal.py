@@ -177,7 +177,8 @@ def candidates(
     """How many candidates there were, and which constraint removed how many."""
     out.print(Text(f"{total:,} candidates, {feasible:,} feasible, {seconds:.3f} s", style="bold"))
     for name, count in sorted(eliminated.items(), key=lambda item: -item[1]):
-        out.print(f"  {count:>10,}  {name:26} {words.get(name, '')}", markup=False)
+        line = paragraph(words.get(name, name), out.width, f"  {count:>10,}  ", 14)
+        out.print(line, markup=False, soft_wrap=True)
 
 
 def ladder(out: Console, rungs: Iterable[Any], limit_bytes: float) -> None:
