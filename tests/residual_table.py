@@ -9,7 +9,7 @@ import functools
 from pathlib import Path
 
 from toolkit.calibrate.residuals import residual_table
-from toolkit.cli.validate import lookups
+from toolkit.cli.validate_lookups import lookups
 from toolkit.registry.calibrations import load_calibration
 from toolkit.registry.residuals import load_residuals
 from toolkit.residuals import ResidualTable, text

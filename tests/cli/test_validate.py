@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from tests.validate.runs import written
-from toolkit.validate.rows import COLUMNS
 
 ERRORS = {"rows", "median_abs_relative_error", "p90_abs_relative_error", "bias", "rank_correlation"}
 
@@ -60,14 +59,16 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nothing.csv", tmp_path / "pipe"):
         assert "cannot be read" in refused(str(path))
     (tmp_path / "empty.csv").touch()
-    assert f"lacks {len(COLUMNS)} of {len(COLUMNS)} columns" in refused(str(tmp_path / "empty.csv"))
+    assert "lacks columns: gpu; n_gpus; seq_len; model" in refused(str(tmp_path / "empty.csv"))
 
 
-def test_bad_numbers_are_told_with_their_lines(tmp_path: Path) -> None:
+def test_a_bad_cell_leaves_out_its_row_alone(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     path.write_bytes(written({}, {"tp": "two"}, {"n_gpus": -1}))
-    message = refused(str(path))
-    assert "line 3: tp = 'two'" in message and "line 4: n_gpus = '-1'" in message
+    done = toolkit(str(path))
+    assert done.returncode == 0 and "1 of 3 rows scored" in done.stdout, done.stderr
+    assert "tp = 'two'" in done.stdout and "n_gpus = '-1'" in done.stdout
+    assert done.stderr == "note: 1 ids stand for more than one row: a (3 rows)\n"
 
 
 def test_an_unknown_calibration(runs: str) -> None:

@@ -6,7 +6,7 @@ import csv
 import io
 from typing import Any
 
-from toolkit.cli.validate import lookups
+from toolkit.cli.validate_lookups import lookups
 from toolkit.registry.calibrations import load_calibration
 from toolkit.validate.document import validate
 from toolkit.validate.job import Job, Skip, job_of

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -19,13 +20,17 @@ from toolkit.validate.summary import summarise
 
 
 def validate(
-    rows: Sequence[Row], lookups: Lookups, calibration: Calibration, residuals: ResidualTable | None = None
+    rows: Sequence[Row],
+    lookups: Lookups,
+    calibration: Calibration,
+    residuals: ResidualTable | None = None,
+    done: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Evaluate every row; pure but for the look-ups. Names are stable, more keys may come.
 
     With ``residuals`` every scored row gets its 80 % interval, made from the runs of all other sources.
     """
-    scores, skipped = evaluated(jobs_of(rows, lookups), lookups, calibration)
+    scores, skipped = evaluated(jobs_of(rows, lookups), lookups, calibration, done)
     if residuals is not None:
         scores = with_bars(scores, residuals)
     complete = {row.line for row in rows if states_everything(row)}
@@ -37,12 +42,21 @@ def validate(
             "complete_rows": len(complete),
             "complete_rows_scored": sum(each.job.row.line in complete for each in scores),
         },
+        "notes": repeated_ids(rows),
         "calibration": calibration.reference,
         "skipped": [
             {"id": each.row.name, "source": each.row.text("source"), "reason": each.reason} for each in skipped
         ],
         "rows": [_element(each) for each in scores],
     }
+
+
+def repeated_ids(rows: Sequence[Row]) -> list[str]:
+    """A sentence where ids stand for more than one row; every such row is scored all the same."""
+    counted = Counter(row.text("id") for row in rows if row.text("id"))
+    found = [f"{name} ({count} rows)" for name, count in counted.items() if count > 1]
+    more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+    return [f"{len(found)} ids stand for more than one row: {', '.join(found[:5])}{more}"] if found else []
 
 
 def states_everything(row: Row) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from toolkit.calibration import Calibration
@@ -22,14 +22,28 @@ class Evaluated(NamedTuple):
 
 def jobs_of(rows: Iterable[Row], lookups: Lookups) -> list[Job | Skip]:
     """One job, or the reason why there is none, for each row."""
-    return [job_of(row, lookups) if is_measured(row) else skip(row, NOTHING, lookups) for row in rows]
+    return [job_of(row, lookups) if is_measured(row) else skip(row, _nothing(row), lookups) for row in rows]
 
 
-def evaluated(jobs: Sequence[Job | Skip], lookups: Lookups, calibration: Calibration) -> Evaluated:
-    """Score every job under a calibration; what cannot be compared joins the skipped rows."""
+def _nothing(row: Row) -> str:
+    return "; ".join(row.faults.values()) or NOTHING
+
+
+def evaluated(
+    jobs: Sequence[Job | Skip],
+    lookups: Lookups,
+    calibration: Calibration,
+    done: Callable[[int, int], None] | None = None,
+) -> Evaluated:
+    """Score every job under a calibration; what cannot be compared joins the skipped rows.
+
+    ``done`` hears how many of how many jobs are behind.
+    """
     scores: list[Score] = []
     skipped: list[Skip] = []
-    for job in jobs:
+    for index, job in enumerate(jobs):
+        if done is not None:
+            done(index, len(jobs))
         found = job if isinstance(job, Skip) else _scored(job, lookups, calibration)
         if isinstance(found, Score):
             scores.append(found)

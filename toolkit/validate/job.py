@@ -4,6 +4,7 @@ What a row leaves open takes the framework's documented default; what changes me
 ``assumed``:
 
 =====================  ==============================================================================================
+tp pp                  what dp leaves of the GPUs, where it is stated and one of them is blank
 tp pp cp ep vpp        1, where the framework has no such degree or the run has one GPU; a blank tp or pp of a
                        model-parallel framework is a missing input; a blank cp, ep or vpp is 1
 vpp                    a layer each in a dense model's recipe of NeMo and Megatron-Bridge, where layers divide; else 1
@@ -18,7 +19,9 @@ recompute_norm         full for torchtune and LLaMA-Factory recipes, and in PyTo
                        without (``plausible``); else none
 micro_batch            from global_batch, dp and grad_accum; else 1
 precision_norm         bf16, or fp16 where the card has no bf16
-gpu_mem_gb             the strongest card of that name (a published run is known to have fitted)
+gpu_mem_gb             the strongest card of that name (a published run is known to have fitted), SXM on a tie
+gpus_per_node          the usual node; where it does not divide the GPUs, the largest equal nodes below it
+raw columns            precision, recompute, zero_stage and mem_kind serve where the normalised one is blank
 vocab                  that of the registered model; else 51,200, GPT-2's padded
 interconnect           the usual node of the card
 flash_attn             off on cards before Ampere and in Megatron-DeepSpeed (an option there); else on
@@ -41,7 +44,6 @@ dropout (no column)    on for a GPT under Megatron-LM without rotary positions (
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -53,21 +55,33 @@ from toolkit.errors import ToolkitError
 from toolkit.model import ModelSpec
 from toolkit.strategy import OFFLOAD, RECOMPUTE, Strategy
 from toolkit.validate import words
+from toolkit.validate.degrees import degrees_of
 from toolkit.validate.notes import notes_of, recompute_modules
 from toolkit.validate.rows import Row
 from toolkit.validate.shape import Models, shape_of
 from toolkit.workload import Workload
 
 GIB = 2.0**30
+# columns that hold a measurement, and the subject that is not scored where one of them cannot be read
+_SUBJECTS = {"step_time_s": "step_time", "implied_step_time_s": "step_time", "tokens_per_s_per_gpu": "step_time"} | {
+    "peak_mem_gib": "peak_memory"
+}
 _FP8 = ("fp8", "mxfp8")
 _OLD = ("volta", "turing")
+
+
+class Machines(NamedTuple):
+    """The machines of a row, and what was assumed about them."""
+
+    cluster: ClusterSpec
+    assumed: tuple[str, ...] = ()
 
 
 class Lookups(NamedTuple):
     """What the registry knows. ``cluster(gpu, memory_gb, gpus, gpus_per_node)`` raises ToolkitError."""
 
     models: Models
-    cluster: Callable[[str, float | None, int, int | None], ClusterSpec]
+    cluster: Callable[[str, float | None, int, int | None], Machines]
 
 
 @dataclass(frozen=True)
@@ -98,6 +112,9 @@ class _Unusable(Exception):
 
 def job_of(row: Row, lookups: Lookups) -> Job | Skip:
     """The job of a row, by its columns alone: no rule looks at ``id`` or ``source``."""
+    fault = "; ".join(reason for column, reason in row.faults.items() if column not in _SUBJECTS)
+    if fault:
+        return skip(row, fault, lookups)
     try:
         return _job(row, lookups)
     except _Unusable as reason:
@@ -109,18 +126,15 @@ def job_of(row: Row, lookups: Lookups) -> Job | Skip:
 def skip(row: Row, reason: str, lookups: Lookups) -> Skip:
     """Leave a row out under the framework and accelerator that it would have been counted with."""
     try:
-        accelerator = lookups.cluster(_card(row), row.number("gpu_mem_gb"), 1, None).accelerator.name
+        accelerator = lookups.cluster(row.text("gpu"), row.number("gpu_mem_gb"), 1, None).cluster.accelerator.name
     except ToolkitError:
         accelerator = row.text("gpu")[:80]
     return Skip(row, reason, _framework(row), accelerator)
 
 
-def _card(row: Row) -> str:
-    return re.sub(r"\(.*?\)", "", row.text("gpu")).strip()
-
-
 def _framework(row: Row) -> str:
-    several = any((row.count(name) or 1) > 1 for name in ("tp", "pp", "cp", "ep"))
+    degrees = degrees_of(row)
+    several = max(degrees.tp, degrees.pp, degrees.cp, degrees.ep) > 1
     return words.framework_of(row.text("framework"), _zero(row), several, row.count("n_gpus") or 1)
 
 
@@ -135,13 +149,18 @@ def _job(row: Row, lookups: Lookups) -> Job:
         raise _Unusable(shape.reason)
     if notes_of(row).teacher:
         raise _Unusable("not modelled: distillation, a second model beside the trained one")
-    assumed, unscored = list(shape.assumed), dict[str, str]()
-    model, cluster = shape.model, _cluster(row, gpus, lookups)
+    assumed = list(shape.assumed)
+    unscored = {_SUBJECTS[column]: reason for column, reason in row.faults.items()}
+    model, cluster = shape.model, _cluster(row, gpus, lookups, assumed)
     strategy = _strategy(row, model, gpus, cluster, assumed)
     strategy, batch = _batch(row, strategy, assumed)
     workload = _workload(row, model, cluster, strategy, length, batch, assumed)
     if _offload(row) is None:
         unscored["peak_memory"] = "not modelled: activations offloaded to the host"
+    if not words.knows_optimizer(row.text("optimizer")):
+        assumed.append(f"step of {workload.optimizer} in place of {row.text('optimizer')[:40]}")
+    if words.has_other_states(row.text("optimizer")):
+        unscored["peak_memory"] = f"not modelled: optimizer {row.text('optimizer')[:40]!r}"
     if words.has_shorter_samples(row.text("notes")):
         unscored["peak_memory"] = "missing: the length of what was run (samples are shorter than seq_len)"
         if row.count("global_batch") is None:
@@ -156,13 +175,12 @@ def _stated(row: Row, column: str) -> int:
     return value
 
 
-def _cluster(row: Row, gpus: int, lookups: Lookups) -> ClusterSpec:
+def _cluster(row: Row, gpus: int, lookups: Lookups, assumed: list[str]) -> ClusterSpec:
     if not row.text("gpu"):
         raise _Unusable("missing: gpu")
     per_node = row.count("gpus_per_node")
-    if per_node is not None and gpus > per_node and gpus % per_node:
-        raise _Unusable(f"contradiction: {gpus} GPUs in nodes of {per_node}")
-    cluster = lookups.cluster(_card(row), row.number("gpu_mem_gb"), gpus, per_node)
+    cluster, said = lookups.cluster(row.text("gpu"), row.number("gpu_mem_gb"), gpus, per_node)
+    assumed += said
     network = words.per_gpu(row.text("interconnect"), per_node or cluster.gpus_per_node)
     link = cluster.inter_node
     if network.fabric:
@@ -174,18 +192,22 @@ def _cluster(row: Row, gpus: int, lookups: Lookups) -> ClusterSpec:
 
 
 def _strategy(row: Row, model: ModelSpec, gpus: int, cluster: ClusterSpec, assumed: list[str]) -> Strategy:
-    tp, pp, cp, ep = (row.count(name) or 1 for name in ("tp", "pp", "cp", "ep"))
+    degrees = degrees_of(row)
+    tp, pp, cp, ep = degrees.tp, degrees.pp, degrees.cp, degrees.ep
     zero = _zero(row)
     if zero not in ("", "0", "1", "2", "3", "hsdp"):
         raise _Unusable(f"not modelled: zero_norm {zero[:20]!r}")
     name = row.text("framework")
     framework = _framework(row)
     recipes = words.has_recipe_defaults(name)
-    blank = [degree for degree in ("tp", "pp") if row.count(degree) is None]
+    blank = degrees.blank
     if blank and gpus > 1 and (framework == "megatron" or not (zero or words.is_data_parallel(name))):
         raise _Unusable(f"missing: {', '.join(blank)}")
     if gpus % (tp * pp * cp):
         raise _Unusable(f"contradiction: tp {tp} x pp {pp} x cp {cp} does not divide {gpus} GPUs")
+    if degrees.contradiction:
+        raise _Unusable(degrees.contradiction)
+    assumed += degrees.assumed
     dp = gpus // (tp * pp * cp)
     if pp > model.num_hidden_layers:
         raise _Unusable(f"contradiction: {pp} pipeline stages for {model.num_hidden_layers} layers")
@@ -256,6 +278,11 @@ def _sequence_parallel(row: Row, framework: str, tp: int, usual: bool, assumed: 
 
 def _recompute(row: Row, framework: str, layers: int, assumed: list[str]) -> tuple[int, int]:
     """Index into RECOMPUTE, and how many layers of a stage run again; 0 stands for all."""
+    if row.text("recompute_norm") == "full" and "block" in row.text("recompute").casefold():
+        some = words.recomputed_in_blocks(row.text("recompute"))
+        if not some:
+            assumed.append("recomputation of every layer, of a number in blocks")
+        return RECOMPUTE.index("full"), some if some < layers else 0
     every = words.recomputed_layers(row.text("recompute"))
     if every > 1:
         return RECOMPUTE.index("full"), max(layers // every, 1)

@@ -28,10 +28,11 @@ _STATE_SPACE = r"hybrid|mamba|nemotron-?(h|3)\b"
 
 
 class Models(NamedTuple):
-    """Look-ups of registered models: by name (None where there is none), and all of them."""
+    """Look-ups of registered models: by name (None where there is none), all, and by a name spelled some other way."""
 
     find: Callable[[str], ModelSpec | None]
     every: Callable[[], Iterable[ModelSpec]]
+    spelled: Callable[[str], ModelSpec | None] = lambda name: None
 
 
 class Shape(NamedTuple):
@@ -49,12 +50,17 @@ def shape_of(row: Row, models: Models) -> Shape:
        and tying are the row's.
     2. A mixture of experts whose name is not registered, but whose widths and experts are those of a registered
        one: the columns cannot hold latent attention, shared experts and head sizes, the registered model does.
-    3. The columns: layers, hidden and heads have to be stated.
+    3. Without these columns, a registered model whose name differs only in marks between its parts (``spelled``).
+    4. The columns: layers, hidden and heads have to be stated.
     """
     missing = [name for name in ("layers", "hidden", "heads") if row.count(name) is None]
     named = models.find(re.sub(r"-proxyL\d+$", "", row.text("model")))
     if named is not None and _agrees(named, row):
         return Shape(_with_columns(named, row))
+    if missing and named is None:
+        named = models.spelled(row.text("model"))
+        if named is not None and _agrees(named, row):
+            return Shape(_with_columns(named, row), (f"{row.text('model')[:60]} is {named.name}",))
     if missing:
         return Shape(None, reason=f"missing: {', '.join(missing)}, and {row.text('model')!r} is not a registered model")
     notes = notes_of(row)

@@ -125,6 +125,18 @@ def optimizer_of(words: str) -> str:
     return f"adamw{eight_bit}{'_paged' if 'paged' in text else ''}"
 
 
+def knows_optimizer(words: str) -> bool:
+    """Whether the optimizer is one of ours, or only a way to run it (fused, distributed); blank is AdamW."""
+    ours = r"adam|muon|sgd|momentum|fused|dist\w*[ _-]?opt|default|zero|^$"
+    return not has_other_states(words) and re.search(ours, words.casefold()) is not None
+
+
+def has_other_states(words: str) -> bool:
+    """Whether the optimizer is known to keep more or less than the two states of Adam, in a way we do not model."""
+    others = r"lion|ada-?factor|adam-?mini|shampoo|\bsoap\b|galore|apollo|\bcame\b|\blars\b|rms-?prop|ada-?grad|\bsm3\b"
+    return re.search(others, words.casefold()) is not None
+
+
 def has_shorter_samples(notes: str) -> bool:
     """Whether ``seq_len`` is only the most that a sample may have: what was run is shorter, and not stated."""
     return re.search(r"samples (are|may be)[^;]*shorter|\(unpacked\)", notes.casefold()) is not None
@@ -174,6 +186,15 @@ def recomputed_layers(text: str) -> int:
     if named:
         return int(named[1])
     return 2 if re.search(r"selective[- ]layer\b", text) else 0
+
+
+def recomputed_in_blocks(text: str) -> int:
+    """8 for ``full:block/8``: the first layers of a stage that run again (``--recompute-num-layers`` of Megatron-LM).
+
+    0 where the number is not stated.
+    """
+    named = re.search(r"block\D{0,4}(\d{1,4})\b", text.casefold()) or re.search(r"(\d{1,4})\s*layers", text.casefold())
+    return int(named[1]) if named else 0
 
 
 def recomputes_by_default(words: str) -> bool:
