@@ -8,11 +8,12 @@ STAMP   := $(VENV)/.installed
 TORCH_INDEX ?=
 export TORCH_EXTENSIONS_DIR := $(CURDIR)/.torch_extensions
 
-.PHONY: help install demo test test-fast test-cluster bench golden lint types debian clean
+.PHONY: help install demo test test-fast test-cluster bench gpu-check golden lint types debian clean
 help:
 	@echo "make demo   install, plan, emit, and train a tiny model on 2 CPU ranks with DeepSpeed ZeRO-2"
 	@echo "make test   install what is missing (Debian packages too) and run every test"
 	@echo "make bench  candidates per second and CPU time of planning (TOOLKIT_PEERS=DIR: other planners beside it)"
+	@echo "make gpu-check  train recipe tiny in bf16 with both programs on the GPUs at hand, and profile it"
 	@echo "make lint types test-fast test-cluster golden clean"
 
 install: $(STAMP)
@@ -39,6 +40,10 @@ test-cluster: $(STAMP) debian
 
 bench: $(STAMP)
 	$(BIN)/python -m tests.bench
+
+# not yet run on a GPU; without one it says so and fails
+gpu-check: $(STAMP)
+	bash scripts/gpu-check $(BIN)
 
 # rewrite the generated files (ds_configs/, slurm/, tests/golden/) after a deliberate change
 golden: $(STAMP)

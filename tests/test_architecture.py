@@ -49,6 +49,7 @@ MAY_IMPORT = {
     "report": {"report", *FOUNDATION, *NOUNS},
     "runtime": {"runtime", *FOUNDATION, *NOUNS},
     "verify": {"verify", "estimate", "emit", "runtime", *FOUNDATION, *NOUNS},
+    "profile": {"profile", "estimate", "calibrate", "emit", *FOUNDATION, *NOUNS},
 }
 HEAVY = {"torch", "transformers", "deepspeed", "pydantic", "matplotlib", "plotly", "accelerate", "yaml", "megatron"}
 
@@ -83,6 +84,7 @@ def test_a_layer_imports_only_what_lies_below_it(path: Path) -> None:
     # is a registered shape scaled to a count, which needs the formula of the count
     exempt = {
         "estimate": {"toolkit.registry.efficiency"},
+        "profile": {"toolkit.registry.efficiency"},
         "registry": {"toolkit.estimate.parameters", "toolkit.estimate.scaling"},
     }
     used = {layer_of(name) for name in names - exempt.get(layer, set())}

@@ -27,6 +27,10 @@ COMMANDS = {
         "toolkit.cli.parity",
         "Train with one process and with several, compare every step, and name what differs.",
     ),
+    "profile": (
+        "toolkit.cli.profile",
+        "Run a recipe on one device, measured beside predicted, and write its calibration.",
+    ),
     "models": ("toolkit.cli.models", "List models, or count the parameters of one."),
     "accelerators": ("toolkit.cli.accelerators", "List accelerators with the source of their figures, or show one."),
     "clusters": ("toolkit.cli.clusters", "List named clusters, or show one."),

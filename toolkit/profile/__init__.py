@@ -1,0 +1,1 @@
+"""``toolkit profile``: one device measured, predictions beside it, and the calibration that follows."""
