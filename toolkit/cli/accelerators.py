@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from toolkit.cli.lines import wrapped
+
 if TYPE_CHECKING:
     from toolkit.cluster import Accelerator
 
@@ -79,7 +81,7 @@ def echo_figures(rows: list[tuple[str, str, str]]) -> None:
     wide = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
     for label, value, source in rows:
         shown = source if not is_assumed(source) or source.startswith("assumed") else "assumed"
-        click.echo(f"  {label:<{wide[0]}}  {value:<{wide[1]}}  {shown}")
+        click.echo(wrapped(f"  {label:<{wide[0]}}  {value:<{wide[1]}}  ", shown))
 
 
 def _show(accelerator: Accelerator) -> None:
@@ -88,9 +90,9 @@ def _show(accelerator: Accelerator) -> None:
     if not accelerator.supports_bf16:
         click.echo("  no bf16: use fp16 with loss scaling")
     if accelerator.aliases:
-        click.echo(f"  also known as {', '.join(accelerator.aliases)}")
+        click.echo(wrapped("  also known as ", ", ".join(accelerator.aliases)))
     if accelerator.notes:
-        click.echo(f"  {accelerator.notes}")
+        click.echo(wrapped("  ", accelerator.notes))
 
 
 def _list(found: list[Accelerator]) -> None:
@@ -99,9 +101,11 @@ def _list(found: list[Accelerator]) -> None:
     for each in found:
         rates = [each.peak_flop_per_second.get(dtype, 0.0) / 1e12 for dtype in ("bf16", "fp8")]
         shown = [f"{rate:g}" if rate else "-" for rate in rates]
-        click.echo(
+        line = (
             f"{each.name:<{wide}}  {each.architecture:<12}  {each.memory_bytes / 2**30:>6.2f} GiB  "
-            f"{each.memory_bandwidth_bytes_per_second / 1e9:>5.0f} GB/s  {shown[0]:>7}  {shown[1]:>7}"
-            f"{'  some figures assumed' if each.assumed else ''}"
+            f"{each.memory_bandwidth_bytes_per_second / 1e9:>5.0f} GB/s  {shown[0]:>7}  {shown[1]:>7}  "
         )
-    click.echo("rates are dense TFLOP/s per device; toolkit accelerators NAME shows every figure with its source")
+        click.echo(wrapped(line, "some figures assumed" if each.assumed else ""))
+    click.echo(
+        wrapped("", "rates are dense TFLOP/s per device; toolkit accelerators NAME shows every figure with its source")
+    )

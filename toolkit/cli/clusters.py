@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from toolkit.cli.lines import wrapped
+
 if TYPE_CHECKING:
     from toolkit.cluster import ClusterSpec
 
@@ -54,10 +56,11 @@ def _show(cluster: ClusterSpec) -> None:
     from toolkit.cli.accelerators import echo_figures, figures
     from toolkit.units import format_bytes, format_rate, format_seconds
 
-    click.echo(
+    line = (
         f"{cluster.name}: {cluster.nodes} x {cluster.gpus_per_node} = {cluster.num_gpus} {cluster.accelerator.name}, "
         f"{cluster.fast_domain} reach each other over {cluster.intra_node.name}"
     )
+    click.echo(wrapped("", line))
     rows = []
     for label, link in (("inside a node", cluster.intra_node), ("between nodes", cluster.inter_node)):
         rate = f"{format_rate(link.bandwidth_bytes_per_second)} per GPU and direction"
@@ -83,7 +86,7 @@ def _show(cluster: ClusterSpec) -> None:
     click.echo(f"each {cluster.accelerator.name}:")
     echo_figures(figures(cluster.accelerator))
     for note in cluster.notes:
-        click.echo(f"note: {note}")
+        click.echo(wrapped("note: ", note))
 
 
 def _list(names: list[str], as_json: bool) -> None:
@@ -106,5 +109,7 @@ def _list(names: list[str], as_json: bool) -> None:
     wide = [max(len(each.name) for each in found), max(len(each.accelerator) for each in found)]
     click.echo(f"{'name':<{wide[0]}}  {'accelerator':<{wide[1]}}  per node  ")
     for each in found:
-        click.echo(f"{each.name:<{wide[0]}}  {each.accelerator:<{wide[1]}}  {each.gpus_per_node:>8}  {each.summary}")
-    click.echo("toolkit clusters NAME shows every figure with its source; docs/clusters.md tells how to add your own")
+        line = f"{each.name:<{wide[0]}}  {each.accelerator:<{wide[1]}}  {each.gpus_per_node:>8}  "
+        click.echo(wrapped(line, each.summary))
+    last = "toolkit clusters NAME shows every figure with its source; docs/clusters.md tells how to add your own"
+    click.echo(wrapped("", last))

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
-import shutil
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from toolkit.cli.lines import PIPE_WIDTH, wrapped
 
 if TYPE_CHECKING:
     from toolkit.estimate.parameters import ModelParameters
     from toolkit.model import ModelSpec
 
-PIPE_WIDTH = 140  # characters, where no terminal says how many there are
 # shape keys in the order they are shown; what is 0, false or empty is left out
 _SHAPE = (
     "num_hidden_layers",
@@ -73,27 +72,9 @@ def _list(as_json: bool) -> None:
     texts = [("NAME", "TOTAL", "ACTIVE", "TYPE", "SOURCE")]
     texts += [(n, format_count(t), format_count(a) if a != t else "", kind, source) for n, t, a, kind, source in rows]
     wide = [max(len(row[column]) for row in texts) for column in range(4)]
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH
     for name, total, active, kind, source in texts:
         line = f"{name:<{wide[0]}}  {total:>{wide[1]}}  {active:>{wide[2]}}  {kind:<{wide[3]}}  "
-        click.echo(_wrapped(line, source, width))
-
-
-def _wrapped(line: str, source: str, width: int) -> str:
-    """The line with its source, which goes on in lines of its own where it is too long; words stay whole."""
-    import textwrap
-
-    indent = " " * max(min(len(line), width - 70), 4)
-    found = textwrap.wrap(
-        line + source,
-        width,
-        subsequent_indent=indent,
-        break_on_hyphens=False,
-        break_long_words=False,
-        drop_whitespace=True,
-        replace_whitespace=False,
-    )
-    return "\n".join(found)
+        click.echo(wrapped(line, source, PIPE_WIDTH))
 
 
 def _show(text: str, as_json: bool) -> None:

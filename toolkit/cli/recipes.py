@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from toolkit.cli.lines import wrapped
 from toolkit.errors import ToolkitError
 
 if TYPE_CHECKING:
@@ -60,8 +61,8 @@ def _document(found: Found) -> dict[str, object]:
 def _list(found: list[Found]) -> None:
     width = max((len(recipe.name) for recipe, _ in found), default=0)
     for recipe, _ in found:
-        click.echo(f"{recipe.name:<{width}}  v{recipe.version}  {recipe.program:<8}  {recipe.status}")
-        click.echo(f"{'':<{width}}  {recipe.summary}")
+        click.echo(wrapped(f"{recipe.name:<{width}}  v{recipe.version}  {recipe.program:<8}  ", recipe.status))
+        click.echo(wrapped(f"{'':<{width}}  ", recipe.summary))
 
 
 def _show(found: Found) -> None:
@@ -72,7 +73,7 @@ def _show(found: Found) -> None:
     recipe, path = found
     click.echo(f"{recipe.name}, version {recipe.version}, run by {recipe.program}")
     for label in LABELS:
-        click.echo(f"  {label:<9} {getattr(recipe, label) or '-'}")
+        click.echo(wrapped(f"  {label:<9} ", getattr(recipe, label) or "-"))
     click.echo(f"  {'file':<9} {path}")
     click.echo(f"  contract  {contract_sha256(recipe.contract)[:16]}")
     for field, value in msgspec.to_builtins(recipe.contract).items():
