@@ -52,7 +52,7 @@ def test_only_megatron_cuts_experts_by_a_degree_of_their_own(framework: str) -> 
         strategy = Strategy(
             framework=framework, etp=etp, dp=8, dp_shard=8, zero_stage=stage, gradient_accumulation_steps=8
         )
-        assert (etp > 1) == ("data_parallel_only" in {rule.name for rule, _ in violated(request, strategy)})
+        assert (etp > 1) == ("whole_experts" in {rule.name for rule, _ in violated(request, strategy)})
     from toolkit.registry.calibrations import load_calibration
 
     pinned = request.replace(framework=framework, pins={"etp": 2})
