@@ -13,6 +13,7 @@ from toolkit import plan as plans
 from toolkit.cli.emit import _require_rules
 from toolkit.emit.bundle import bundle
 from toolkit.errors import ToolkitError
+from toolkit.workload import WORDS
 
 PLANS = {"deepspeed": all_plans()["zero3"], "megatron": all_plans()["dense"]}
 WRONG = (None, True, -1, 0, 1.5, 10**30, 2**63 - 1, 1e308, -(10**12), "x", [], {}, [[1]], "9" * 5000)
@@ -64,6 +65,9 @@ def test_any_wrong_value_anywhere_is_refused_or_harmless(which: str) -> None:
         ("schema", True, "schema True"),
         ("schema", 2, "schema 2"),
         ("verdict", "x", "verdict is 'x'"),
+        ("workload.total_tokens", -1, "workload.total_tokens is -1"),
+        ("workload.flash_generation", 9, "workload.flash_generation is 9"),
+        *((f"workload.{name}", "x", f"workload.{name} is 'x'") for name in (*WORDS, "recompute_modules")),
         ("contract.learning_rate", -1, "contract.learning_rate is -1"),
         ("contract.seed", 2**63 - 1, "contract.seed is"),
         ("contract.epochs", 0, "contract.epochs is 0"),

@@ -18,7 +18,7 @@ from toolkit.programs import unfollowed
 from toolkit.recipe import Contract, contract_problems
 from toolkit.resilience import ResilienceEstimate
 from toolkit.strategy import Strategy
-from toolkit.workload import MOST_SEQUENCES, MOST_TOKENS, Workload
+from toolkit.workload import MOST_SEQUENCES, MOST_TOKENS, Workload, workload_problems
 
 SCHEMA = 1
 NEVER_ZERO = ("num_hidden_layers", "hidden_size", "vocab_size")
@@ -122,6 +122,8 @@ def _require_possible(plan: Plan, where: str) -> None:
         for name, good, value, allowed in ranges:
             if not good:
                 problems.add(f"{where}: {name} is {value!r}", f"it can be {allowed}")
+        for problem in workload_problems(plan.workload):
+            problems.add(f"{where}: workload.{problem.message}", problem.remedy)
         for problem in (*contract_problems(plan.contract), *unfollowed(plan.program, plan.contract)):
             problems.add(f"{where}: contract.{problem.message}", problem.remedy)
         if plan.contract.rope_theta not in (0.0, plan.model.rope_theta):

@@ -8,15 +8,12 @@ from collections.abc import Iterator
 import msgspec
 
 from toolkit.errors import Problem
-from toolkit.workload import MOST_SEQUENCES, MOST_TOKENS
+from toolkit.workload import MOST_SEQUENCES, MOST_TOKENS, WORDS
 
-CHOICES = {
-    "precision": ("bf16", "fp16", "fp32", "fp8"),
-    "method": ("full", "lora", "qlora"),
-    "optimizer": ("adamw", "adamw_unfused", "adamw_paged", "adamw_8bit", "adamw_8bit_paged", "sgd", "muon"),
+CHOICES: dict[str, tuple[str, ...]] = {
+    **{name: WORDS[name] for name in ("precision", "method", "optimizer", "lora_targets")},
     "schedule": ("cosine", "linear", "constant", "wsd"),
     "init": ("model", "random"),
-    "lora_targets": ("all-linear", "attention"),
 }
 POSITIVE = (
     "sequence_length",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
+
+from toolkit.errors import Problem
 
 # What the options and recipes take: far above any use, and products of these stay far below the 2^63 of a column.
 MOST_TOKENS = 10**9  # of a sequence
@@ -72,3 +75,38 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     engine: str = "default"
     # what selective recomputation runs again in Megatron, joined by "+" (estimate/selective.py has the names)
     recompute_modules: str = "core_attn"
+
+
+# The words of the fields that are no Literal; recompute_modules are names joined by "+" (estimate/selective.py)
+WORDS: dict[str, tuple[str, ...]] = {
+    "method": ("full", "lora", "qlora"),
+    "optimizer": ("adamw", "adamw_unfused", "adamw_paged", "adamw_8bit", "adamw_8bit_paged", "sgd", "muon"),
+    "precision": ("bf16", "fp16", "fp32", "fp8"),
+    "lora_targets": ("all-linear", "attention"),
+    "attention": ("flash", "eager"),
+    "gradient_accumulation_dtype": ("default", "bf16", "fp32"),
+    "kernels": ("default", "loss", "fused", "megatron"),
+    "weights": ("default", "bf16", "fp8"),
+    "engine": ("default", "deepspeed", "nanotron", "internevo"),
+}
+RECOMPUTED = ("core_attn", "layernorm", "mla_up_proj", "mlp", "mlp_act", "moe", "moe_act", "shared_experts")
+MOST_TOTAL_TOKENS = 1e18  # of a whole run, far above any
+MOST_GENERATION = 3
+
+
+def workload_problems(workload: Workload) -> Iterator[Problem]:
+    """What no formula knows: words and numbers of a file that somebody edited; messages begin with the field."""
+    for name, allowed in WORDS.items():
+        value = getattr(workload, name)
+        if value not in allowed:
+            yield Problem(f"{name} is {value[:40]!r}", f"it can be {', '.join(allowed)}")
+    unknown = {each for each in workload.recompute_modules.split("+") if each} - {*RECOMPUTED}
+    if unknown:
+        yield Problem(
+            f"recompute_modules is {workload.recompute_modules[:80]!r}",
+            f"it joins names with +: {', '.join(RECOMPUTED)}",
+        )
+    if not 0.0 <= workload.total_tokens <= MOST_TOTAL_TOKENS:  # also where it is no number
+        yield Problem(f"total_tokens is {workload.total_tokens}", f"it can be 0 (not known) to {MOST_TOTAL_TOKENS:g}")
+    if workload.flash_generation not in range(MOST_GENERATION + 1):
+        yield Problem(f"flash_generation is {workload.flash_generation}", f"it can be 0 to {MOST_GENERATION}")

@@ -82,3 +82,25 @@ def test_a_rank_that_there_is_not_is_refused(tmp_path: Path) -> None:
     said = refused(*PLAN, "--framework", "ddp", "--method", "lora", "--pick", "999", "--out", str(tmp_path / "out"))
     assert "--pick 999: there are" in said
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("accelerator", ["a100", "v100", "h100", "mi250x"])
+def test_precisions_that_are_offered_are_taken(accelerator: str) -> None:
+    """The remedy names what --precision takes and nothing else: tf32 is a rate of the hardware only."""
+    for precision in ("bf16", "fp16", "fp32", "fp8"):
+        done = toolkit(*PLAN, "--accelerator", accelerator, "--precision", precision)
+        if "use --precision with one of:" in done.stderr:
+            offered = done.stderr.partition("one of: ")[2].splitlines()[0].split(", ")
+            assert set(offered) <= {"bf16", "fp16", "fp32", "fp8"} - {precision}
+
+
+def test_an_empty_calibration_is_none() -> None:
+    assert "unknown calibration ''" in refused(*PLAN, "--calibration", "")
+
+
+def test_a_budget_that_is_too_large_asks_for_a_smaller_one_that_works() -> None:
+    said = refused("plan", "--compute-optimal", "1e30", "--gpus", "64")
+    assert "smaller budget" in said and "config.json" not in said
+    largest = said.partition("at most about ")[2].split()[0]
+    assert "smaller budget" in refused("plan", "--compute-optimal", str(1.1 * float(largest)), "--gpus", "64")
+    assert "budget" not in toolkit("plan", "--compute-optimal", str(0.97 * float(largest)), "--gpus", "64").stderr

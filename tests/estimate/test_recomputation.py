@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tests.estimate.machines import CALIBRATION, cluster, gpt, llama
 from toolkit.estimate.evaluate import evaluate
 from toolkit.estimate.recomputation import partly_recomputed_bytes, recomputed_share
+from toolkit.model import ModelSpec
 from toolkit.strategy import Strategy
 from toolkit.workload import Workload
 
@@ -68,3 +69,27 @@ def test_hardware_flop_follow() -> None:
     ]  # fmt: skip
     again = [step.hfu / step.mfu - 1.0 for step in steps]
     assert again[1] == pytest.approx(2.0 * again[0]) and again[2] == pytest.approx(4.0 * again[0])
+
+
+@pytest.mark.parametrize("model", [gpt(12, 12288, 96), llama()], ids=lambda model: model.name)
+@pytest.mark.parametrize("sequence", [512, 2048, 8192])
+@pytest.mark.parametrize("pp", [1, 2, 4])
+@pytest.mark.parametrize("tp", [1, 8])
+def test_memory_falls_to_the_last_layer(model: ModelSpec, sequence: int, pp: int, tp: int) -> None:
+    """The layer that runs again keeps its checkpoint as the input of its first norm: there is one of it, not two."""
+    machines = cluster(tp * pp)
+    workload = Workload(sequence_length=sequence, global_batch_size=8)
+    totals = []
+    for number in range(1, model.num_hidden_layers // pp + 1):
+        strategy = Strategy(
+            framework="megatron",
+            tp=tp,
+            etp=tp,
+            pp=pp,
+            sequence_parallel=int(tp > 1),
+            gradient_accumulation_steps=8,
+            recompute=2,
+            recompute_layers=number,
+        )
+        totals.append(float(evaluate(model, machines, workload, strategy, CALIBRATION).memory.total_bytes))
+    assert all(after <= before * (1.0 + 1e-12) for before, after in zip(totals, totals[1:], strict=False))

@@ -1,6 +1,7 @@
 """Each rule of the frameworks: what it refuses, what it lets pass, and what it says."""
 
 import math
+import re
 
 import msgspec
 import numpy
@@ -10,7 +11,7 @@ from tests.requests import request_for
 from tests.search.whole_space import blocks, mask
 from toolkit.search.constraints import violated
 from toolkit.search.rules import CONSTRAINTS
-from toolkit.strategy import Strategy
+from toolkit.strategy import FRAMEWORKS, Strategy
 
 
 def broken(request, **fields: object) -> dict[str, str]:
@@ -113,7 +114,7 @@ def test_every_constraint_of_megatron_says_where_it_comes_from() -> None:
         ({"sequence_parallel": 1}, "sequence_parallel"),
         ({"dp_shard": 4}, "shard_group"),
         ({"hpz": 4}, "hpz"),
-        ({"etp": 4}, "data_parallel_only"),
+        ({"etp": 4}, "whole_experts"),
     ],
 )
 def test_a_degree_that_a_framework_does_not_have_is_refused_and_not_ignored(pin: dict[str, int], rule: str) -> None:
@@ -250,3 +251,28 @@ def test_experts_are_cut_no_further_than_the_rest_of_a_layer() -> None:
     request = request_for(model="mixtral-8x7b", gpus=8)
     assert "expert_tensor_inside_tensor" in broken(request, tp=2, etp=4, dp=4, dp_shard=4, sequence_parallel=1)
     assert "expert_tensor_inside_tensor" not in broken(request, tp=4, etp=2, dp=2, dp_shard=2, sequence_parallel=1)
+
+
+@pytest.mark.parametrize("framework", ["ddp", "fsdp", "deepspeed"])
+@pytest.mark.parametrize("degrees", [{"pp": 2}, {"cp": 2}, {"pp": 2, "cp": 2}])
+def test_a_framework_without_a_degree_is_not_told_off_for_the_product(framework: str, degrees: dict[str, int]) -> None:
+    said = broken(request_for(gpus=8), framework=framework, dp=8, dp_shard=8, **degrees)
+    assert "data_parallel_only" in said and "gpus" not in said
+
+
+def test_a_wrong_product_alone_is_told() -> None:
+    assert "gpus" in broken(request_for(gpus=8), framework="fsdp", dp=4, dp_shard=4, zero_stage=3)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("offload", [1, 2])
+def test_following_the_remedy_of_offload_makes_it_legal(framework: str, stage: int, offload: int) -> None:
+    request = request_for(gpus=8, global_batch=8)
+    degrees = {"dp": 8, "dp_shard": 8, "offload": offload}
+    said = broken(request, framework=framework, zero_stage=stage, **degrees).get("offload", "")
+    remedied = "deepspeed" if "--framework deepspeed" in said else framework
+    wanted = re.search(r"--zero ([0-9])", said)
+    stages = (stage,) if wanted is None else (1, 2, 3) if "--zero 1 or more" in said else (int(wanted[1]),)
+    for each in stages:
+        assert "offload" not in broken(request, framework=remedied, zero_stage=each, **degrees), said

@@ -92,8 +92,29 @@ def _of_flop(options: dict[str, Any], flop: float, gpu_seconds: float = 0.0) -> 
 
     law = next(iter(scaling_laws().values()))
     size = round(float(f"{optimal_parameters(flop, law.A, law.B, law.alpha, law.beta):.3g}"))
+    _check_size(size, flop, gpu_seconds, law)
     total = count_parameters(shape_of_size(size)).total  # what a shape really has decides what tokens it leaves
     return _trained(options, size, total, round(affordable_tokens(flop, total)), flop, gpu_seconds)
+
+
+def _check_size(size: int, flop: float, gpu_seconds: float, law: ScalingLaw) -> None:
+    """Raises ToolkitError where the budget leads to a size that no shape is made for: it is the budget that is wrong.
+
+    The optimal size is a power of the budget, so the budget of the largest (or least) size follows from one point.
+    """
+    from toolkit.registry.sizes import LARGEST, SMALLEST
+
+    if SMALLEST <= size <= LARGEST:
+        return
+    nearest = LARGEST if size > LARGEST else SMALLEST
+    factor = (nearest / size) ** ((law.alpha + law.beta) / law.beta)
+    way, bound = ("smaller", "at most") if size > LARGEST else ("larger", "at least")
+    there = f"{factor * gpu_seconds / DAY:.2g} GPU-days" if gpu_seconds else f"{factor * flop:.2g} FLOP"
+    raise ToolkitError(
+        f"this budget is best spent on {format_count(size)} parameters, outside the {format_count(SMALLEST)} to "
+        f"{format_count(LARGEST)} that shapes are made for",
+        remedy=f"give a {way} budget, {bound} about {there}",
+    )
 
 
 def _trained(

@@ -10,7 +10,7 @@ import msgspec
 from toolkit.cluster import ClusterSpec
 from toolkit.errors import ToolkitError
 from toolkit.model import ModelSpec
-from toolkit.recipe import Contract, Recipe, contract_sha256
+from toolkit.recipe import CHOICES, Contract, Recipe, contract_sha256
 from toolkit.units import format_count
 
 # A step of about 4 million tokens up to 1,024 GPUs (Llama 2, arXiv:2307.09288, table 1) and 16 million
@@ -135,7 +135,7 @@ def _precision(options: dict[str, Any], recipe: Recipe | None, cluster: ClusterS
         said.append(f"{accelerator.name} has no bf16: fp16 with loss scaling is planned")
         return "fp16"
     if asked not in accelerator.peak_flop_per_second:
-        known = ", ".join(sorted(accelerator.peak_flop_per_second))
+        known = ", ".join(each for each in CHOICES["precision"] if each in accelerator.peak_flop_per_second)
         raise ToolkitError(f"{accelerator.name} has no {asked}", remedy=f"use --precision with one of: {known}")
     return asked
 

@@ -68,7 +68,8 @@ def build(options: dict[str, Any]) -> Asked:
             except ToolkitError as error:
                 problems.absorb(error)
         try:
-            calibration = load_calibration(options.get("calibration") or "assumed")
+            given = options.get("calibration")
+            calibration = load_calibration("assumed" if given is None else given)
         except ToolkitError as error:
             problems.absorb(error)
         workload = contract = None

@@ -19,9 +19,9 @@ from toolkit.errors import ToolkitError
 from toolkit.estimate import layer_activations as leaf
 from toolkit.estimate.precision import stream_bytes, value_bytes
 from toolkit.model import ModelSpec
-from toolkit.workload import Workload
+from toolkit.workload import WORDS, Workload
 
-KERNELS = ("default", "loss", "fused", "megatron")  # of a workload
+KERNELS = WORDS["kernels"]  # of a workload
 FUSED_LAYERS, FUSED_LOSS = ("fused", "megatron"), ("loss", "fused")
 # Tensors of the MLP's width that eager modules of transformers 5.24 keep; composed functions keep their steps.
 EAGER_UNGATED = {"gelu_new": 5.0, "gelu_fast": 6.0, "quick_gelu": 4.0, "relu": 1.0, "relu2": 2.0}

@@ -22,9 +22,9 @@ from toolkit.estimate.layer_bytes import (
     score_bytes,
 )
 from toolkit.model import ModelSpec
-from toolkit.workload import Workload
+from toolkit.workload import RECOMPUTED, Workload
 
-MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "mlp_act", "moe", "moe_act", "shared_experts")
+MODULES = RECOMPUTED
 
 
 def modules(workload: Workload) -> frozenset[str]:

@@ -29,12 +29,14 @@ SENTENCES = {
 
 def violated(request: Request, strategy: Strategy) -> list[tuple[Constraint, Problem]]:
     """Every constraint that a scalar strategy breaks, with its sentence filled in."""
-    found = []
+    found: list[tuple[Constraint, Problem]] = []
     for constraint in CONSTRAINTS:
         if strategy.framework not in constraint.frameworks:
             continue
         arguments = (request.model, request.cluster, request.workload, strategy)
         if not constraint.holds(*arguments):
+            if constraint.name == "gpus" and any(rule.name == "data_parallel_only" for rule, _ in found):
+                continue  # degrees that the framework does not have: their product says nothing more
             found.append(
                 (
                     constraint,
@@ -139,6 +141,15 @@ def _vpp_choices(model: ModelSpec, pp: int) -> list[int]:
     return [v for v in most if v == 1 or pipeline_split(layers, pp, v).way != IMPOSSIBLE]
 
 
+def _offload_remedy(s: Strategy) -> str:
+    """What makes the offload that was asked for legal: the framework first, then the stage."""
+    changes = ["--framework deepspeed"] if s.framework != "deepspeed" else []
+    least = 3 if s.offload == 2 else 1
+    if s.framework != "deepspeed" or s.zero_stage < least:
+        changes.append("--zero 3" if least == 3 else "--zero 1 or more")
+    return f"use {' with '.join(changes)}, or leave --offload out"
+
+
 def sequence_multiple(strategy: Strategy) -> int:
     """Tokens that a (packed) sequence must be a multiple of: two chunks for each of cp ranks, whole ones for tp."""
     return strategy.cp * (lcm(2, strategy.tp) if strategy.sequence_parallel else 2)
@@ -155,6 +166,7 @@ def _fill(text: str, request: Request, strategy: Strategy) -> str:
         expert_product=s.etp * s.ep * s.pp,
         unbuildable=", ".join(inexpressible(request.model)),
         batch_product=s.micro_batch_size * s.dp * s.gradient_accumulation_steps,
+        offload_remedy=_offload_remedy(s),
         tp_choices=", ".join(map(str, _tp_choices(request.model))),
         vpp_choices=", ".join(map(str, _vpp_choices(request.model, s.pp))),
         sequence_multiple=sequence_multiple(s),

@@ -8,18 +8,21 @@ from toolkit.search.rule import ALL, DATA_PARALLEL, Constraint, divides
 DEGREES: tuple[Constraint, ...] = (
     Constraint(
         "data_parallel_only",
-        "ddp, fsdp and deepspeed have tp = pp = cp = ep = etp = 1 here",
+        "ddp, fsdp and deepspeed have tp = pp = cp = 1 here",
         DATA_PARALLEL,
-        # DeepSpeed's tensor parallelism has a rule of its own: it is estimated, and cuts experts as all else
-        lambda m, c, w, s: (
-            ((s.tp == 1) | (s.framework == "deepspeed"))
-            & ((s.etp == 1) | ((s.framework == "deepspeed") & (s.etp == s.tp)))
-            & (s.pp == 1)
-            & (s.cp == 1)
-            & (s.ep == 1)
-        ),
-        "{s.framework} runs with data parallelism only here, not tp {s.tp} pp {s.pp} cp {s.cp} ep {s.ep} etp {s.etp}",
-        "use --framework megatron for tensor, pipeline, context or expert parallelism",
+        # DeepSpeed's tensor parallelism has a rule of its own: it is estimated
+        lambda m, c, w, s: ((s.tp == 1) | (s.framework == "deepspeed")) & (s.pp == 1) & (s.cp == 1),
+        "{s.framework} runs with data parallelism only here, not tp {s.tp} pp {s.pp} cp {s.cp}",
+        "use --framework megatron for tensor, pipeline or context parallelism",
+    ),
+    Constraint(
+        "whole_experts",
+        "ddp, fsdp and deepspeed have no expert parallelism here",
+        DATA_PARALLEL,
+        # tensor parallelism cuts experts as all else, and has its own rules
+        lambda m, c, w, s: (s.ep == 1) & ((s.etp == 1) | (s.etp == s.tp)),
+        "{s.framework} runs without expert parallelism here, not with ep {s.ep} etp {s.etp}",
+        "use --framework megatron for expert parallelism",
     ),
     Constraint(
         "tensor_parallel_files",

@@ -51,7 +51,7 @@ SAVING: tuple[Constraint, ...] = (
         ),
         "offload level {s.offload} with {s.framework} zero stage {s.zero_stage}: optimizer offload needs DeepSpeed "
         "stage 1 or more, parameter offload needs stage 3",
-        "use --zero 3 with parameter offload",
+        "{offload_remedy}",
         source="DeepSpeed 0.19.8: offload_param is silently ignored below stage 3",
     ),
     Constraint(
