@@ -68,7 +68,7 @@ def test_a_bad_cell_leaves_out_its_row_alone(tmp_path: Path) -> None:
     done = toolkit(str(path))
     assert done.returncode == 0 and "1 of 3 rows scored" in done.stdout, done.stderr
     assert "tp = 'two'" in done.stdout and "n_gpus = '-1'" in done.stdout
-    assert done.stderr == "note: 1 ids stand for more than one row: a (3 rows)\n"
+    assert done.stderr == "note: 1 id stands for more than one row: a (3 rows)\n"
 
 
 def test_an_unknown_calibration(runs: str) -> None:

@@ -62,6 +62,7 @@ def test_names_of_models_however_they_are_parted(written_as: str, name: str) -> 
     found = LOOKUPS.models.spelled(written_as)
     assert found is not None and found.name == name
     assert LOOKUPS.models.spelled("nobody-7b") is None
+    assert job(model="Grok-1", tp=1, pp=1, **BLANK).model.num_experts == 8
     made = job(model=written_as, tp=1, pp=1, **BLANK)
     assert f"{written_as} is {name}" in made.assumed and made.model.hidden_size == found.hidden_size
 
@@ -91,4 +92,10 @@ def test_a_measurement_that_cannot_be_read_does_not_lose_the_other() -> None:
 
 def test_ids_that_stand_for_several_rows_are_told_once() -> None:
     assert validated(written({}, {"id": "b"}))["notes"] == []
-    assert validated(written({}, {}, {}, {"id": "b"}))["notes"] == ["1 ids stand for more than one row: a (3 rows)"]
+    assert validated(written({}, {}, {}, {"id": "b"}))["notes"] == ["1 id stands for more than one row: a (3 rows)"]
+
+
+def test_a_bad_cell_that_others_make_needless_is_as_if_blank() -> None:
+    made = job(dp="~4", params_b="8ish", grad_accum="n/m")
+    assert set(made.assumed) == {f"as if blank: {column}" for column in ("dp", "params_b", "grad_accum")}
+    assert made.strategy == job().strategy

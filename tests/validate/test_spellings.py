@@ -80,7 +80,8 @@ def test_raw_columns_serve_where_the_normalised_one_is_blank_or_absent(
 def test_a_stated_word_wins_over_the_raw_column_and_unspecified_memory_stays_so() -> None:
     assert row(precision_norm="fp16", precision="bf16").text("precision_norm") == "fp16"
     assert row(mem_basis="unspecified", mem_kind="allocated").text("mem_basis") == "unspecified"
-    assert row(mem_basis="something").text("mem_basis") == ""
+    assert row(mem_basis="something").text("mem_basis") == row(outcome="measured").text("outcome") == ""
+    assert row(precision_norm="none").text("precision_norm") == ""
 
 
 def test_what_nobody_understands_is_named_with_its_column() -> None:

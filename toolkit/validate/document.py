@@ -56,7 +56,8 @@ def repeated_ids(rows: Sequence[Row]) -> list[str]:
     counted = Counter(row.text("id") for row in rows if row.text("id"))
     found = [f"{name} ({count} rows)" for name, count in counted.items() if count > 1]
     more = f" and {len(found) - 5} more" if len(found) > 5 else ""
-    return [f"{len(found)} ids stand for more than one row: {', '.join(found[:5])}{more}"] if found else []
+    several = "1 id stands" if len(found) == 1 else f"{len(found)} ids stand"
+    return [f"{several} for more than one row: {', '.join(found[:5])}{more}"] if found else []
 
 
 def states_everything(row: Row) -> bool:

@@ -112,7 +112,8 @@ class _Unusable(Exception):
 
 def job_of(row: Row, lookups: Lookups) -> Job | Skip:
     """The job of a row, by its columns alone: no rule looks at ``id`` or ``source``."""
-    fault = "; ".join(reason for column, reason in row.faults.items() if column not in _SUBJECTS)
+    passed_over = {*_SUBJECTS, *_not_needed(row)}
+    fault = "; ".join(reason for column, reason in row.faults.items() if column not in passed_over)
     if fault:
         return skip(row, fault, lookups)
     try:
@@ -121,6 +122,16 @@ def job_of(row: Row, lookups: Lookups) -> Job | Skip:
         return skip(row, str(reason), lookups)
     except ToolkitError as error:
         return skip(row, f"not modelled: {error.problems[0].message}", lookups)
+
+
+def _not_needed(row: Row) -> set[str]:
+    """Columns that only confirm what others state, so that a cell that cannot be read there loses nothing."""
+    found = {"params_b", "tied"}
+    if row.count("tp") and row.count("pp"):
+        found.add("dp")
+    if row.count("micro_batch") and row.count("global_batch"):
+        found.add("grad_accum")
+    return found
 
 
 def skip(row: Row, reason: str, lookups: Lookups) -> Skip:
@@ -150,7 +161,8 @@ def _job(row: Row, lookups: Lookups) -> Job:
     if notes_of(row).teacher:
         raise _Unusable("not modelled: distillation, a second model beside the trained one")
     assumed = list(shape.assumed)
-    unscored = {_SUBJECTS[column]: reason for column, reason in row.faults.items()}
+    assumed += [f"as if blank: {column}" for column in row.faults if column not in _SUBJECTS]
+    unscored = {_SUBJECTS[column]: reason for column, reason in row.faults.items() if column in _SUBJECTS}
     model, cluster = shape.model, _cluster(row, gpus, lookups, assumed)
     strategy = _strategy(row, model, gpus, cluster, assumed)
     strategy, batch = _batch(row, strategy, assumed)

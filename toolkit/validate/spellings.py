@@ -56,6 +56,7 @@ TASK = (
     (r"train|full|cpt|bench|\blm\b", "pretrain"),
 )
 OUTCOME = (
+    (r"^(?!.*(oom|memory)).*(fail|crash|error|abort|hang|hung|killed)", ""),  # of what, is not said
     (r"oom|out[- _]of[- _]memory", "OOM"),
     (r"^(ok|okay|success\w*|succeeded|pass(ed)?|fits?|done|complete[ds]?|finished|true|yes|1)$", "ok"),
 )
@@ -84,7 +85,7 @@ COLUMNS: dict[str, tuple[Table, str]] = {
     "offload": (OFFLOAD, ""),
 }
 _AS_WRITTEN = frozenset(("compile", "flash_attn"))  # more words than a switch, which their readers know
-_NOTHING_IF_UNKNOWN = frozenset(("mem_basis",))
+_NOTHING_IF_UNKNOWN = frozenset(("mem_basis", "outcome"))
 
 
 def is_blank(text: str) -> bool:
@@ -96,6 +97,11 @@ def word_of(table: Table, text: str) -> str:
     """The word of a text by a table; empty where no pattern fits, or where the pattern means what is not modelled."""
     folded = text.strip().casefold()
     return next((word for pattern, word in table if re.search(pattern, folded)), "")
+
+
+def is_known(table: Table, text: str) -> bool:
+    """Whether a pattern fits, also one of what is not modelled."""
+    return any(re.search(pattern, text.strip().casefold()) for pattern, _ in table)
 
 
 def spelled(texts: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -112,12 +118,15 @@ def spelled(texts: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
         text = found.get(source, "")
         if not text:
             continue
-        word = word_of(table, text)
+        if text.casefold() == "none" and column == "precision_norm":
+            found[column] = ""
+            continue
+        word, known = word_of(table, text), is_known(table, text)
         if column in _AS_WRITTEN:
             found[column] = word or text
         elif word:
             found[column] = word
-        elif column in _NOTHING_IF_UNKNOWN:
+        elif column in _NOTHING_IF_UNKNOWN and not known:
             found[column] = ""
         else:
             faults[column] = f"not modelled: {source} {text[:40]!r}"
