@@ -375,3 +375,28 @@ def test_fsdp_stage_2_keeps_every_layer_gathered() -> None:
     assert two.communication_buffers_bytes - three.communication_buffers_bytes > P7  # nearly 2 P more
     off = peak(LLAMA_7B, work, fsdp(8, offload=2))
     assert static(off) == 0
+
+
+@pytest.mark.parametrize("framework", ["ddp", "fsdp", "deepspeed", "megatron"])
+@pytest.mark.parametrize("recompute", [0, 1, 2])
+def test_the_peak_is_the_largest_of_moments_that_grow_with_the_micro_batch(framework: str, recompute: int) -> None:
+    """So the total is convex in the micro batch, and never falls.
+
+    Parts need not be straight lines: where the peak leaves the loss for the first layer that runs again, its
+    activations join what is kept, and gathered units are no longer what fills that room.
+    """
+    totals = []
+    for micro in range(1, 9):
+        strategy = Strategy(
+            framework=framework,
+            dp=8,
+            dp_shard=8,
+            zero_stage={"ddp": 0, "megatron": 1}.get(framework, 3),
+            micro_batch_size=micro,
+            recompute=recompute,
+        )
+        workload = Workload(sequence_length=4096, global_batch_size=8 * micro)
+        totals.append(peak(LLAMA_7B, workload, strategy, machine(8)).total_bytes)
+    steps = [after - before for before, after in zip(totals, totals[1:], strict=False)]
+    assert steps[0] >= 0.0
+    assert all(later >= earlier * (1.0 - 1e-9) for earlier, later in zip(steps, steps[1:], strict=False))
