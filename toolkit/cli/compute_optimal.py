@@ -111,8 +111,8 @@ def _check_size(size: int, flop: float, gpu_seconds: float, law: ScalingLaw) -> 
     way, bound = ("smaller", "at most") if size > LARGEST else ("larger", "at least")
     there = f"{factor * gpu_seconds / DAY:.2g} GPU-days" if gpu_seconds else f"{factor * flop:.2g} FLOP"
     raise ToolkitError(
-        f"this budget is best spent on {format_count(size)} parameters, outside the {format_count(SMALLEST)} to "
-        f"{format_count(LARGEST)} that shapes are made for",
+        f"this budget is best spent on {format_count(size)} parameters, outside what a dense shape is made for: "
+        f"{format_count(SMALLEST)} to {format_count(LARGEST)}",
         remedy=f"give a {way} budget, {bound} about {there}",
     )
 
