@@ -84,6 +84,12 @@ def test_a_stated_word_wins_over_the_raw_column_and_unspecified_memory_stays_so(
     assert row(precision_norm="none").text("precision_norm") == ""
 
 
+def test_a_stage_in_the_name_of_the_framework_counts_where_no_column_states_one() -> None:
+    assert spelled({"framework": "accelerate + DeepSpeed ZeRO-3 offload"})[0]["zero_norm"] == "3"
+    assert spelled({"framework": "DeepSpeed ZeRO-3", "zero_stage": "2"})[0]["zero_norm"] == "2"
+    assert "zero_norm" not in spelled({"framework": "Megatron-LM (zero-bubble fork)"})[0]
+
+
 def test_what_nobody_understands_is_named_with_its_column() -> None:
     assert spelled({"zero_stage": "zero"})[1] == {"zero_norm": "not modelled: zero_stage 'zero'"}
     assert spelled({"offload": "nvme"})[1] == {"offload": "not modelled: offload 'nvme'"}

@@ -124,7 +124,7 @@ def _card(gpu: str, memory_gb: float | None) -> tuple[Accelerator, list[str]]:
         fitting = [card for card in fitting if _distance(card, memory_gb) <= nearest + 0.005]
     chosen = max(fitting, key=_strength)
     others = len(fitting) > 1 or (memory_gb is None and len(cards) > 1)
-    return chosen, [f"{chosen.name} of several {name}"] if others else []
+    return chosen, [f"{chosen.name} of several {' '.join(name.split())}"] if others else []
 
 
 def _distance(card: Accelerator, memory_gb: float) -> float:

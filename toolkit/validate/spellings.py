@@ -112,6 +112,9 @@ def spelled(texts: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     found = {column: "" if is_blank(text) else text for column, text in texts.items()}
     if texts.get("mem_basis", "").casefold() == "unspecified":  # a statement there: what was read could not be told
         found["mem_basis"] = "unspecified"
+    if not (found.get("zero_norm") or found.get("zero_stage")):  # "DeepSpeed ZeRO-3"
+        named = re.search(r"zero[-_ ]?(?:stage)?[-_ ]?([0-3])\b", found.get("framework", "").casefold())
+        found |= {"zero_norm": named[1]} if named else {}
     faults: dict[str, str] = {}
     for column, (table, raw) in COLUMNS.items():
         source = column if found.get(column) else raw
