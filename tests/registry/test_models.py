@@ -202,9 +202,9 @@ def test_any_other_size_is_scaled_to_within_two_percent(exponent: float) -> None
 @settings(max_examples=60, deadline=None)
 @given(st.floats(8.5, 13.2))
 def test_a_scaled_shape_has_the_proportions_of_dense_models(exponent: float) -> None:
-    """Width, depth and MLP grow together: MLPs of 2.2 to 4.6 times the width, also where the base's is wider."""
+    """Width, depth and MLP grow together: MLPs of 2 to 5.1 times the width, also where the base's is wider (6.4)."""
     model = shape_of_size(int(10**exponent))
-    assert "scaled" not in model.name or 2.2 < model.intermediate_size / model.hidden_size < 4.6
+    assert "scaled" not in model.name or 2.0 <= model.intermediate_size / model.hidden_size <= 5.1
     assert model.num_hidden_layers % 2 == 0
 
 
