@@ -153,10 +153,9 @@ def _data_group(
     renewed = weights * trained
     steps = s.gradient_accumulation_steps
     everyone = group(net, size, stride)
-    if s.framework == "megatron":  # its buckets are ready one after the other and queue in one stream
-        reduce = all_reduce_seconds(net, everyone, gradients, layers)
-    else:
-        reduce = layers * all_reduce_seconds(net, everyone, gradients)
+    # Megatron's own buckets queue in one stream; other optimizers over its layers wait for each message
+    queued, alone = (layers, 1.0) if s.framework == "megatron" and workload.engine == "default" else (1.0, layers)
+    reduce = alone * all_reduce_seconds(net, everyone, gradients, queued)
     reduce_bytes = 2.0 * layers * ring_bytes(size, gradients)
     if s.framework == "ddp":
         return reduce_bytes, reduce, 0.0
@@ -185,9 +184,9 @@ def _data_group(
         seconds = megatron_step(
             s.zero_stage,
             reduce,
-            all_gather_seconds(net, inner, renewed, layers),
-            all_gather_seconds(net, inner, gradients, layers),
-            all_reduce_seconds(net, outer, gradients / shard, layers),
+            alone * all_gather_seconds(net, inner, renewed, queued),
+            alone * all_gather_seconds(net, inner, gradients, queued),
+            alone * all_reduce_seconds(net, outer, gradients / shard, queued),
         )
         sent = megatron_step(
             s.zero_stage,
@@ -196,7 +195,7 @@ def _data_group(
             layers * ring_bytes(shard, gradients),
             2.0 * layers * ring_bytes(copies, gradients / shard),
         )
-        gathered = where(s.zero_stage > 0, all_gather_seconds(net, inner, renewed, layers), 0.0)
+        gathered = where(s.zero_stage > 0, alone * all_gather_seconds(net, inner, renewed, queued), 0.0)
         late = {"none": seconds, "gradients": gathered, "all": 0.0}[s.dp_overlap]
         return sent, seconds, late
     scatter = layers * all_gather_seconds(net, everyone, gradients)
