@@ -55,7 +55,7 @@ def test_hpz_keeps_the_second_gather_inside() -> None:
 
 
 def test_fsdp_hybrid_moves_traffic_inside() -> None:
-    """Shards of 8 in a node: gathers stay inside, only 1/8 of the gradients crosses nodes; the head is gathered once."""
+    """Shards of 8 in a node: gathers stay inside, 1/8 of the gradients crosses nodes; the head is gathered once."""
     model = llama()
     full = Strategy(framework="fsdp", dp=64, dp_shard=64, zero_stage=3)
     hybrid = Strategy(framework="fsdp", dp=64, dp_shard=8, zero_stage=3)
