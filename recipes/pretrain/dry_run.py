@@ -3,7 +3,8 @@
 ``python -m recipes.pretrain.dry_run PLAN KIND RANK ANSWER`` builds with :mod:`recipes.pretrain.model` for one rank
 of a fake process group and runs the library's schedule with its forward step. Two layers that
 Transformer Engine brings stand for themselves: attention and norms that keep what its kernels keep; the fused
-SwiGLU is the library's own. Random states and initial values are left out.
+SwiGLU is the library's own. Mixtures run with balanced routing (``BALANCED``), router, all-to-all and experts the
+library's own, the experts one after another. Random states and initial values are left out.
 
 Counted: the buffers of megatron-core's wrapper, the optimizer's tensors, and the most bytes alive in a whole step.
 The optimizer's kernels are fused, as with Transformer Engine or Apex; gradient accumulation is not, as without them.
@@ -26,6 +27,10 @@ from toolkit.errors import ToolkitError
 from toolkit.plan import Plan
 from toolkit.verify import job
 
+# Where tokens go depends on values, which fake tensors have not. The library's own mode that drops what is above an
+# expert's share and pads what is below makes every shape static: each expert gets its share, a load of 1.
+BALANCED = {"moe_expert_capacity_factor": 1.0, "moe_pad_expert_input_to_capacity": True, "moe_grouped_gemm": False}
+
 
 def count(plan: Plan, kind: str, rank: int) -> job.Answer:
     """Bytes by part and collectives of one rank."""
@@ -34,9 +39,7 @@ def count(plan: Plan, kind: str, rank: int) -> job.Answer:
     if plan.workload.precision == "fp8":
         raise ToolkitError("fp8 needs Transformer Engine and a GPU", remedy="verify the plan with --precision bf16")
     if plan.model.is_moe:
-        raise ToolkitError(
-            "routing depends on values, which a dry run has not", remedy="verify a dense model of the same width"
-        )
+        core.transformer.update(BALANCED)
     from recipes.pretrain import cpu_shim
 
     cpu_shim.install()
@@ -78,6 +81,8 @@ def _patch() -> None:
     # groups of gloo, for checkpoints, would wait for the other ranks
     model.get_megatron_optimizer = functools.partial(model.get_megatron_optimizer, use_gloo_process_groups=False)
 
+    _experts()
+
     def norm(module: torch.nn.Module, value: torch.Tensor) -> torch.Tensor:
         return FusedNorm.apply(value, *module.parameters())
 
@@ -86,6 +91,31 @@ def _patch() -> None:
 
     torch.nn.RMSNorm.forward = torch.nn.LayerNorm.forward = norm
     layers.CausalAttention.forward = attention
+
+
+def _experts() -> None:
+    """Sizes that experts read, and their activation in one kernel.
+
+    Experts that run one after another read how many tokens each has: known without values, so made real. The
+    library compiles the activation and its gradient; here only what the compiled ones return is made.
+    """
+    import megatron.core.fusions.fused_bias_swiglu as activation
+    import torch
+    from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    dispatcher: Any = MoEAlltoAllTokenDispatcher
+    preprocess = dispatcher.preprocess
+
+    def sizes(this: Any, routing_map: torch.Tensor) -> torch.Tensor:
+        preprocess(this, routing_map)
+        each = this.capacity * this.tp_size * this.ep_size
+        with unset_fake_temporarily():
+            return torch.full((this.num_local_experts,), each)
+
+    dispatcher.preprocess = sizes
+    activation.weighted_swiglu = lambda value, _: value.new_empty((*value.shape[:-1], value.shape[-1] // 2))
+    activation.weighted_swiglu_back = lambda _, value, weights: (torch.empty_like(value), torch.empty_like(weights))
 
 
 def _batches(plan: Plan) -> Iterator[dict[str, Any]]:

@@ -21,7 +21,7 @@ from tests.estimate.shapes import (
     static,
     transient,
 )
-from toolkit.estimate.activations import chunked_logits_bytes, kept_bytes, logits_bytes
+from toolkit.estimate.activations import chunked_logits_bytes, expert_exchange_bytes, kept_bytes, logits_bytes
 from toolkit.estimate.layer_bytes import layer_bytes
 from toolkit.estimate.layout import in_flight
 from toolkit.estimate.selective import selective_bytes
@@ -191,3 +191,18 @@ def test_experts_cut_by_tensor_parallelism_hold_the_tokens_of_all_their_ranks() 
     assert kept_bytes(100, 0.0, 0.0, dispatched, inside, 1, 4, 1, 1.0) == 100 * (dispatched + inside) / 4
     assert kept_bytes(100, 0.0, 0.0, dispatched, inside, 1, 4, 4, 1.0) == 100 * (dispatched + inside / 4)
     assert kept_bytes(100, 0.0, 0.0, dispatched, inside, 1, 4, 4, 2.0) == 200 * (dispatched + inside / 4)
+
+
+@pytest.mark.parametrize(
+    ("ep", "etp", "load", "copies"),
+    [
+        (8, 1, 1.0, 4.0),  # sorted, received, computed, sorted back
+        (8, 1, 1.5, 5.5),  # a rank sends what it has, whatever it receives
+        (64, 1, 1.0, 3.0),  # one expert on each rank: nothing to sort back
+        (1, 1, 1.0, 3.0),  # nothing received
+        (8, 2, 1.0, 6.0),  # gathered before the experts, scattered after
+    ],
+)
+def test_copies_of_tokens_in_a_layer_with_experts(ep: int, etp: int, load: float, copies: float) -> None:
+    """Counted in a dry run of megatron-core 0.16.1: 128 MiB each at 4096 tokens, 8 experts of a token, hidden 2048."""
+    assert expert_exchange_bytes(4096.0, 8, 2.0, 2048, 1, ep, etp, load, 64) == copies * 128 * MIB

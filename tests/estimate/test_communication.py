@@ -122,6 +122,9 @@ def test_pipeline_and_context_bytes() -> None:
     piped = communication(model, cluster(8), workload, pipeline, CALIBRATION)
     ringed = communication(model, cluster(8), workload, context, CALIBRATION)
     assert piped.pp_bytes == 2 * 8 * 2 * 8192 * 4096 * 2.0
+    two = Strategy(framework="megatron", pp=2, gradient_accumulation_steps=8)
+    ends = communication(model, cluster(8), workload, two, CALIBRATION)
+    assert ends.pp_bytes == 8 * 8192 * 4096 * 2.0  # activations from one stage, gradients from the other
     assert ringed.cp_bytes == 32 * 3 * 3 * (8192 / 4) * 2 * 8 * 128 * 2.0
 
 

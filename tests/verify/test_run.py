@@ -148,13 +148,60 @@ def test_megatron_70b(changes: dict[str, int]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
+    "changes",
+    [
+        {"ep": 8},
+        {"ep": 2},
+        {"ep": 8, "tp": 2, "sequence_parallel": 1},
+        {"ep": 2, "tp": 4, "sequence_parallel": 1},
+        {"ep": 8, "tp": 2, "etp": 2, "sequence_parallel": 1},
+        {"ep": 8, "pp": 2},
+        {"ep": 8, "pp": 2, "recompute": 2},
+    ],
+    ids=str,
+)
+def test_megatron_mixture(changes: dict[str, int]) -> None:
+    """Balanced routing; expert states over ep and the expert-data-parallel group, exact."""
+    found = dry("megatron", 4, QWEN_30B_A3B, 4096, zero_stage=1, **changes)
+    agrees(found, peak=0.02, sent=0.015)
+    assert found["assumptions"] == [
+        "every expert gets its share of the tokens: predicted with expert_peak_load 1, not 1.2"
+    ]
+    # a copy of each token for each of its experts, there and back, forward and backward and again where recomputed
+    tp, pp, ep, etp = (changes.get(name, 1) for name in ("tp", "pp", "ep", "etp"))
+    passes = 3 if changes.get("recompute") else 2
+    micro_batches = 2 if pp == 1 else 3
+    copies = passes * 2 * (4 // pp) * micro_batches * (4096 / tp) * 8
+    moved = sum(
+        one["bytes"]
+        for one in found["collectives"]
+        if one["operation"] == "all_to_all" and one["kind"] == found["ranks"][0]["kind"]
+    )
+    assert moved == pytest.approx(copies * 2048 * 2, rel=1e-3)  # and a weight of each copy
+    # parameters of an expert: three matrices, in 128 / ep experts cut over etp
+    experts = (4 // pp) * (128 // ep) * 3 * 2048 * 768 // etp
+    reduced = [one for one in found["collectives"] if one["operation"] == "reduce_scatter"]
+    assert (64 // (pp * ep * etp), 4 * experts) in [(one["ranks"], one["bytes"]) for one in reduced]
+
+
+@pytest.mark.slow
+def test_wide_experts_one_on_each_rank() -> None:
+    mixture = msgspec.structs.replace(QWEN_30B_A3B, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=4096)
+    agrees(dry("megatron", 4, mixture, 4096, zero_stage=1, ep=8, pp=2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("job", "words"),
     [
         (
             plan("dry", LLAMA_8B, EIGHT_NODES, framework="ddp", workload={"method": "qlora"}),
             "4-bit kernels need a GPU",
         ),
-        (made("megatron", QWEN_30B_A3B, tp=4, ep=4, zero_stage=1), "routing depends on values"),
+        (
+            plan("dry", LLAMA_8B, DGX, framework="megatron", tp=2, zero_stage=1, workload={"precision": "fp8"}),
+            "fp8 needs Transformer Engine",
+        ),
     ],
 )
 def test_what_cannot_be_run_dry_is_said(job: Plan, words: str) -> None:

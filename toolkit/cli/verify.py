@@ -82,5 +82,7 @@ def _show(found: dict[str, Any]) -> None:
             f"{one['kind'] + ': ' + one['operation']:<30}{one['ranks']:>6}  {one['dtype']:<10}{one['calls']:>6}"
             f"{format_bytes(one['bytes']):>14}{format_bytes(one['sent_bytes']):>14}"
         )
+    for assumption in found["assumptions"]:
+        click.echo(f"assumed: {assumption}")
     for finding in found["findings"]:
         click.echo(f"above {100.0 * found['tolerance']:g}%: {finding}")

@@ -138,6 +138,23 @@ def fused_working_bytes(
     return maximum(first, tokens * (bytes_per_value * (1.0 + gated) * width) / tp)
 
 
+@equation("A26", "T*k*b*h/t*(1 + u*([e > 1] + t_e*(1 + [E > e])))")
+def expert_exchange_bytes(
+    tokens: Number, experts_per_token: int, bytes_per_value: float, hidden_size: int, tp: Number, ep: Number,
+    etp: Number, load: float, experts: int,
+) -> Number:  # fmt: skip
+    """Forward pass of a layer with experts, beyond what it keeps: copies of its tokens that are alive when the
+    experts are done: sorted for the exchange, received, the experts' output, and that sorted back for the return.
+
+    The library's forward pass holds the first two by name until it returns. One rank receives no other copy than it
+    sends; one expert on a rank needs no sorting. Left out: DeepEP's dispatcher.
+    Source: megatron-core 0.16.1 ``core/transformer/moe/moe_layer.py`` (custom_forward), token_dispatcher.py; a dry
+    run of it.
+    """
+    copies = 1.0 + load * (where(ep > 1, 1.0, 0.0) + etp * (1.0 + where(experts > ep, 1.0, 0.0)))
+    return tokens * (experts_per_token * bytes_per_value * hidden_size) / tp * copies
+
+
 @equation("A16", "T*b*(3*f/t + h)")
 def eager_working_bytes(tokens: Number, bytes_per_value: float, hidden_size: int, width: float, tp: Number) -> Number:
     """Backward of an eager gated MLP: gradients of product, gate and up, and of the layer's output.
@@ -170,6 +187,12 @@ def activations(
 
     gathered = where((strategy.sequence_parallel > 0) & (strategy.tp > 1), 1.0, 0.0)
     gradient = _working(model, workload, strategy, tokens, k, gathered)
+    if model.is_moe and framework == "megatron" and workload.expert_dispatch != "deepep":
+        exchanged = expert_exchange_bytes(
+            tokens, model.num_experts_per_tok, k.compute, model.hidden_size, strategy.tp, strategy.ep, strategy.etp,
+            load, model.num_experts,
+        )  # fmt: skip
+        gradient = maximum(gradient, exchanged)
     whole_layer = kept_bytes(tokens, *table.kinds[0], *cuts)
     for kind in table.kinds[1:]:
         whole_layer = maximum(whole_layer, kept_bytes(tokens, *kind, *cuts))

@@ -85,6 +85,16 @@ def pipeline_messages(micro_batches: Number, virtual: Number, pipeline: Number) 
     return where(pipeline > 1, 2.0 * micro_batches * virtual, 0.0)
 
 
+@equation("C32", "number - [p = 2]*m")
+def pipeline_sends(number: Number, micro_batches: Number, pipeline: Number) -> Number:
+    """Of the messages over a stage's boundaries, those that one rank sends: of two stages each is an end, and sends
+    nothing outward; with more there is one between others.
+
+    Source: megatron-core 0.16.1 pipeline_parallel/schedules.py; a dry run of it.
+    """
+    return number - where(pipeline == 2, 1.0 * micro_batches, 0.0)
+
+
 def communication(
     model: ModelSpec, cluster: ClusterSpec, workload: Workload, strategy: Strategy, calibration: Calibration
 ) -> CommunicationEstimate:
@@ -132,4 +142,5 @@ def _pipeline(net: Fabric, s: Strategy, message: Number) -> Traffic:
     # each tensor-parallel rank sends its own part (Narayanan et al. 2021, section 4.1; always so with SP)
     part = message / s.tp
     stride = 1.0 * s.tp * s.cp * s.dp
-    return Traffic(number * part, number * point_to_point_seconds(net, stride, part))
+    sends = pipeline_sends(number, s.gradient_accumulation_steps, s.pp)
+    return Traffic(sends * part, number * point_to_point_seconds(net, stride, part))

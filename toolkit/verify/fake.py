@@ -89,11 +89,15 @@ class FlashAttention(torch.autograd.Function):
 
 
 class FusedNorm(torch.autograd.Function):
-    """Keeps what a fused norm keeps: its input and its weights."""
+    """Keeps what a fused norm keeps: its input and its weights; a view of a larger tensor is copied first.
+
+    Source: transformer_engine ``pytorch/ops/basic/rmsnorm.py`` (``input_.contiguous()``).
+    """
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
         """A tensor like the input."""
+        value = value.contiguous()
         ctx.save_for_backward(value, *weights)
         return torch.empty_like(value)
 

@@ -30,6 +30,7 @@ PROGRAMS = {
 }
 TOLERANCE = 0.03  # relative error of a part that is reported as a finding
 LEAST_PART = 0.001  # of the peak: what is off by less is no finding (states of small adapters)
+PEAK_LOAD = "expert_peak_load"
 TIME_LIMIT = 600.0  # seconds for each rank
 
 
@@ -40,12 +41,13 @@ def verify(
 
     Returns plain data: ``ranks`` (kind, rank, predicted_bytes, counted_bytes, relative_errors by part,
     relative_error of the peak), ``communication`` (predicted and counted bytes by axis), ``collectives`` of the
-    counted step, ``findings``, ``seconds``. Raises ToolkitError for a framework that is not installed, a plan that
-    cannot be run dry, and a dry run that fails or takes too long.
+    counted step, ``assumptions`` in words, ``findings``, ``seconds``. Raises ToolkitError for a framework that is
+    not installed, a plan that cannot be run dry, and a dry run that fails or takes too long.
     """
     started = time.perf_counter()
     program = _program(plan)
     small = reduced(plan, layers)
+    calibration, assumptions = as_run_dry(small, calibration)
     rows, sent, collectives, findings = [], [], [], []
     for rank in ranks(small, calibration):
         answer = _start(program, small, rank, limit)
@@ -68,12 +70,22 @@ def verify(
         "layers": small.model.num_hidden_layers,
         "world_size": small.cluster.num_gpus,
         "tolerance": tolerance,
+        "assumptions": assumptions,
         "ranks": rows,
         "communication": axes,
         "collectives": collectives,
         "findings": findings,
         "seconds": time.perf_counter() - started,
     }
+
+
+def as_run_dry(plan: Plan, calibration: Calibration) -> tuple[Calibration, list[str]]:
+    """The coefficients of what a dry run does, and a sentence for each that it changes."""
+    if not plan.model.is_moe or plan.strategy.framework != "megatron":
+        return calibration, []
+    load = calibration[PEAK_LOAD]
+    said = f"every expert gets its share of the tokens: predicted with {PEAK_LOAD} 1, not {load:g}"
+    return calibration.with_values({PEAK_LOAD: 1.0}), [said]
 
 
 def relative_error(predicted: float, counted: float) -> float:

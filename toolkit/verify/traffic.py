@@ -3,8 +3,9 @@
 A group of ranks is told by its size and by the distance of its members: ranks are ordered tp-cp-ep-dp-pp, so the
 tensor group is contiguous, the context group strides over it, the pipeline over all of these. The estimate is of the
 rank that sends most on an axis (the pipeline's ends send to one side, its middle holds no embedding), so it is set
-beside the most that any of the counted ranks sends. Attention under context parallelism stands for itself in a dry
-run and sends nothing: that axis is left out.
+beside the most that any of the counted ranks sends. The ranks that share an expert by expert tensor parallelism are
+ranks of the tensor group: nothing tells apart what those two axes send, and they are compared as one. Attention under
+context parallelism stands for itself in a dry run and sends nothing: that axis is left out.
 """
 
 from __future__ import annotations
@@ -50,13 +51,21 @@ def compared(
             if axis:
                 sent[axis] += one["sent_bytes"]
         most = {axis: max(most[axis], sent[axis]) for axis in COUNTED}
+    expected = {axis: float(getattr(predicted, f"{axis}_bytes")) for axis in COUNTED}
+    if plan.model.is_moe and plan.strategy.etp > 1:
+        most, expected = _together(most), _together(expected)
     found = {}
     for axis, seen in most.items():
-        said = float(getattr(predicted, f"{axis}_bytes"))
+        said = expected[axis]
         if said or seen:
             error = (said - seen) / max(seen, 1.0)
             found[axis] = {"predicted_bytes": said, "counted_bytes": seen, "relative_error": error}
     return found
+
+
+def _together(sent: dict[str, float]) -> dict[str, float]:
+    apart = {axis: each for axis, each in sent.items() if axis not in ("tp", "ep")}
+    return {"tp+ep": sent["tp"] + sent["ep"]} | apart
 
 
 def disagreements(axes: dict[str, dict[str, float]], tolerance: float) -> list[str]:
