@@ -45,6 +45,8 @@ def test_the_exit_code_follows_the_tolerance(tmp_path: Path) -> None:
     assert set(row["predicted_bytes"]) == set(row["counted_bytes"]) == {"parameters", "gradients", "optimizer", "peak"}
     ratio = row["predicted_bytes"]["peak"] / row["counted_bytes"]["peak"]
     assert row["relative_error"] == pytest.approx(ratio - 1, abs=1e-9)
-    bad = CliRunner().invoke(command, [path, "--layers", "2", "--tolerance", "1e-7"])
+    # 0.7 % of what hpZ sends depends on where the prefetcher stands (docs/verify.md): a finding where that is asked for
+    path = written(tmp_path, zero_stage=3, hpz=8)
+    bad = CliRunner().invoke(command, [path, "--layers", "2", "--tolerance", "0.002"])
     assert bad.exit_code == 1
-    assert "above 1e-05%: fullest rank: peak" in bad.output
+    assert "above 0.2%: dp: sends predicted" in bad.output
