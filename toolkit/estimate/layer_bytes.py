@@ -8,7 +8,7 @@ Two sets of kernels:
 - *eager* (Hugging Face transformers 5.24 under DDP, FSDP and DeepSpeed): an RMSNorm keeps a float32 copy of
   its input and, where its weight is trained, the normalised values (``LlamaRMSNorm``); an eager SwiGLU keeps
   gate, activated gate, up and product. Under autocast (DDP: float32 parameters, unless frozen) the residual stream
-  is float32 and each matrix casts its own copy of the input.
+  is float32; each matrix, or its float32 adapter over a frozen base, casts its own copy of the input.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from toolkit.errors import ToolkitError
 from toolkit.estimate import layer_activations as leaf
-from toolkit.estimate.precision import stream_bytes, value_bytes
+from toolkit.estimate.precision import pure, stream_bytes, value_bytes
 from toolkit.model import ModelSpec
 from toolkit.workload import WORDS, Workload
 
@@ -99,7 +99,8 @@ def kernels(model: ModelSpec, workload: Workload, framework: str) -> Kernels:
         matmul_input=b,
         norm=stream if model.norm_bias or model.unbiased_layer_norm else rms_norm,  # PyTorch fuses LayerNorm
         head_norm=4.0 + trained * (4.0 if wide else b),
-        casts=stream != b,
+        # peft 0.21.2 casts before autocast does (lora/layer.py), but not over a 4-bit base (lora/bnb.py)
+        casts=framework == "ddp" and b < 4.0 and workload.method != "qlora" and not pure(workload, framework),
         gated=4.0 * b,
         ungated=ungated * b,
         score=4.0 if b == 4.0 else 4.0 + b,
