@@ -1,4 +1,4 @@
-"""Options that say what to plan: shared by plan, estimate and launch. Names are the glossary's."""
+"""Options of several commands: what to plan (plan, estimate, launch), how long runs may take. The glossary's names."""
 
 from __future__ import annotations
 
@@ -123,3 +123,15 @@ def pins_of(options: dict[str, Any]) -> dict[str, int]:
     if options.get("sequence_parallel") is not None:
         pins["sequence_parallel"] = int(options["sequence_parallel"])
     return pins
+
+
+def time_limit(seconds: float, help_text: str) -> Callable[[Function], Function]:
+    """``--time-limit`` of the processes that a command starts; ``help_text`` says what it holds for."""
+    return click.option(
+        "--time-limit",
+        type=click.FloatRange(min=0.0, min_open=True),
+        default=seconds,
+        show_default=True,
+        metavar="SECONDS",
+        help=help_text,
+    )

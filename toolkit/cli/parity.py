@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from toolkit.cli.options import time_limit
 from toolkit.errors import Problem, Problems, ToolkitError
 
 if TYPE_CHECKING:
@@ -29,14 +30,7 @@ if TYPE_CHECKING:
 @click.option("--global-batch", type=click.IntRange(min=1), help="Instead of the recipe's.")
 @click.option("--packing/--no-packing", default=None, help="--no-packing: documents of different lengths, padded.")
 @click.option("--keep", metavar="DIR", help="Keep plans, logs and traces there.")
-@click.option(
-    "--time-limit",
-    type=click.FloatRange(min=0.0, min_open=True),
-    default=600.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="For each run.",
-)
+@time_limit(600.0, "For each run.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: pairs with errors, tolerances, verdict, cause.")
 def command(recipe: str, against: str | None, steps: int, time_limit: float, as_json: bool, **options: Any) -> None:
     """Train RECIPE in fp32 with one process and with several, and compare every step.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from toolkit.cli.options import time_limit
 from toolkit.errors import ToolkitError
 from toolkit.strategy import FRAMEWORKS
 from toolkit.workload import MOST_SEQUENCES
@@ -37,14 +38,7 @@ CALIBRATION, DOCUMENT = "calibration.toml", "profile.json"
 @click.option("--calibration", metavar="NAME|FILE", default="assumed", show_default=True, help="What it starts from.")
 @click.option("--out", metavar="DIR", help=f"For {CALIBRATION} and {DOCUMENT}: profiles/NAME, unless given.")
 @click.option("--force", is_flag=True, help="Let --out replace files that exist.")
-@click.option(
-    "--time-limit",
-    type=click.FloatRange(min=0.0, min_open=True),
-    default=900.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="For the training program, and for the kernels.",
-)
+@time_limit(900.0, "For the training program, and for the kernels.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(what: str, steps: int, warm_up: int, time_limit: float, as_json: bool, **options: Any) -> None:
     """Run a recipe's own training program on one device, and set what it takes beside the prediction.

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from toolkit.cli.options import time_limit
+
 
 @click.command("verify")
 @click.argument("plan_file", metavar="PLAN.json")
@@ -18,14 +20,7 @@ import click
     show_default=True,
     help="Largest relative error of a part.",
 )
-@click.option(
-    "--time-limit",
-    type=click.FloatRange(min=0.0, min_open=True),
-    default=600.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="For each rank.",
-)
+@time_limit(600.0, "For each rank.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: ranks, collectives, findings, seconds.")
 def command(plan_file: str, layers: int | None, tolerance: float, time_limit: float, as_json: bool) -> None:
     """Run the framework of PLAN.json without a GPU and count bytes, beside the predicted ones.
