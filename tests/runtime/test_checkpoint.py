@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolkit.errors import ToolkitError
-from toolkit.runtime import checkpoint
+from toolkit.runtime import checkpoint, durable
 
 
 def make(folder: Path, step: int, whole: bool = True) -> Path:
@@ -36,7 +36,7 @@ def test_a_torn_checkpoint_is_passed_over_and_set_aside(tmp_path: Path) -> None:
     assert (tmp_path / "incomplete-20" / "weights").read_text() == "20"
     make(tmp_path, 20, whole=False)  # torn at the same step again
     checkpoint.set_aside_incomplete(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-10", "incomplete-20"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-10", "incomplete-20", "latest"]
 
 
 @given(steps=st.sets(st.integers(1, 10_000), max_size=8), keep=st.integers(-1, 5))
@@ -47,7 +47,7 @@ def test_pruning_keeps_the_newest(tmp_path_factory: pytest.TempPathFactory, step
     checkpoint.prune(folder, keep)
     left = [checkpoint.facts(path)["step"] for path in checkpoint.complete(folder)]
     assert left == sorted(steps)[-max(1, keep) :]
-    assert len(list(folder.iterdir())) == len(left)
+    assert len(list(folder.glob("checkpoint*"))) == len(left)
 
 
 def test_a_save_at_the_last_step_that_is_also_an_interval_leaves_one(tmp_path: Path) -> None:
@@ -57,7 +57,8 @@ def test_a_save_at_the_last_step_that_is_also_an_interval_leaves_one(tmp_path: P
     for _ in range(2):
         checkpoint.commit(path, {"step": 1000})
         checkpoint.prune(tmp_path, 1)
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1000"]
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["checkpoint-1000"]
+    assert (tmp_path / "latest").read_text() == "checkpoint-1000\n"
 
 
 def test_torn_ones_do_not_count_as_kept(tmp_path: Path) -> None:
@@ -85,7 +86,7 @@ def test_a_checkpoint_whose_deletion_was_interrupted_does_not_count(
     def killed(path: Path) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoint.shutil, "rmtree", killed)
+    monkeypatch.setattr(durable, "remove_tree", killed)
     with pytest.raises(KeyboardInterrupt):
         checkpoint.prune(tmp_path, 1)
     assert [path.name for path in checkpoint.complete(tmp_path)] == ["checkpoint-2"]

@@ -1,10 +1,15 @@
-"""Which checkpoints are whole: a marker written last, removed first.
+"""The commit protocol: a folder is a checkpoint once its manifest is there, and from then on it is whole.
 
-The frameworks name their newest checkpoint before every rank has written its part, or find it by the
-directory's name alone; a job killed in between resumes from a torn one. Here a directory counts only
-once it holds ``COMPLETE``, written after all ranks have passed a barrier, and this marker is the first
-thing to go when a directory is deleted. (What this does not do: check sums, fsync of the framework's
-own files.)
+    begin    rank 0 makes the fresh folder checkpoint-N (what lay there is set aside)
+             every rank writes its part, with whatever the framework has
+    commit   all ranks wait for one another; each fsyncs and hashes its share of the files;
+             rank 0 writes manifest.json (temporary file, fsync, rename, fsync of the folder),
+             then the pointer ``latest`` of the run; nobody goes on before
+    prune    of those that may go the manifest is deleted first
+
+The frameworks name their newest checkpoint before every rank has written its part, or find it by the folder's
+name alone, and fsync nothing: a job that is killed, or a machine that loses power, leaves a torn one that they
+resume from. Here such a folder has no manifest, and is set aside at the next start.
 
 ``FINISHED`` in the output directory says that the whole run is done; a job that is requeued after its
 end finds it and leaves at once.
@@ -13,76 +18,200 @@ end finds it and leaves at once.
 from __future__ import annotations
 
 import re
-import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from toolkit.errors import ToolkitError
-from toolkit.runtime.telemetry import write_durably
+from toolkit.runtime import durable, manifest, retention
+from toolkit.runtime.manifest import MANIFEST, Damage, FileEntry, Manifest
+from toolkit.runtime.together import ALONE, Group
 
-COMPLETE, FINISHED = "COMPLETE", "FINISHED"
-NAME = re.compile(r"checkpoint-(\d+)")  # the name that the Hugging Face Trainer gives
+__all__ = ["MANIFEST", "Damage", "FileEntry", "Manifest"]  # by these names they are read from here as well
+
+FINISHED, LATEST = "FINISHED", "latest"
+COMPLETE = MANIFEST  # its name of old
+# the name that the Hugging Face Trainer gives; ".old" while one of the same step is written anew
+NAME = re.compile(r"checkpoint-(\d+)(\.old)?")
 
 
-def commit(checkpoint: str | Path, facts: dict[str, Any]) -> None:
-    """Declare a checkpoint whole; call on one rank, after a barrier that follows every rank's last write."""
-    write_durably(Path(checkpoint) / COMPLETE, msgspec.json.encode(facts) + b"\n")
+def begin(directory: str | Path, step: int, group: Group = ALONE) -> Path:
+    """Make the fresh folder of a save on rank 0; every rank calls it, and may write once it returns.
+
+    A torn folder of this name is set aside. A valid checkpoint of the same step stays valid under the name
+    ``checkpoint-N.old`` until the new one is committed.
+    """
+    path = Path(directory) / f"checkpoint-{step}"
+
+    def make() -> None:
+        if path.exists():
+            old = path.with_name(f"{path.name}.old")
+            if old.exists():
+                discard(old)
+            if is_complete(path):
+                durable.rename(path, old)
+            else:
+                _set_aside(path)
+        durable.make_directory(path)
+
+    _on_first(make, group)
+    return path
+
+
+def commit(checkpoint: str | Path, facts: dict[str, Any], group: Group = ALONE) -> Manifest:
+    """Declare a checkpoint whole; every rank calls it after its last write, ``facts`` are those of rank 0.
+
+    Raises ToolkitError on every rank where any of them could not read or fsync a file, or rank 0 could not
+    write the manifest: then the folder is no checkpoint, and the older ones are what they were.
+    """
+    path = Path(checkpoint)
+    names = group.share(None) and group.share(sorted(manifest.file_names(path)) if group.rank == 0 else None)[0]
+    entries, error = {}, ""
+    try:
+        for name in _share(names, group):
+            durable.sync(path / name)
+            entries[name] = manifest.entry(path / name)
+    except OSError as problem:
+        error = f"rank {group.rank}: {problem}"
+    found = group.share((entries, error))
+    _raise_any(path, [text for _, text in found if text])
+    files = {name: each for mine, _ in found for name, each in mine.items()}
+    made = manifest.make(facts, dict(sorted(files.items())))
+
+    def write() -> None:
+        for folder in sorted({(path / name).parent for name in names} | {path, path.parent}):
+            durable.sync_directory(folder)
+        durable.replace(path / MANIFEST, manifest.encode(made))
+        if NAME.fullmatch(path.name):
+            durable.replace(path.parent / LATEST, f"{path.name}\n".encode())
+        old = path.with_name(f"{path.name}.old")
+        if old.exists():
+            discard(old)
+
+    _on_first(write, group)
+    return made
 
 
 def facts(checkpoint: str | Path) -> dict[str, Any]:
     """What :func:`commit` was given."""
-    return _read(Path(checkpoint) / COMPLETE)
+    return manifest.flat(manifest.read(checkpoint))
+
+
+def is_complete(checkpoint: Path) -> bool:
+    """Whether there is a readable manifest, and each of its files with the right size."""
+    try:
+        return not manifest.damage(checkpoint, manifest.read(checkpoint), deep=False)
+    except ToolkitError:
+        return False
 
 
 def complete(directory: str | Path) -> list[Path]:
-    """The whole checkpoints of a run, oldest step first."""
-    return [path for path in _all(directory) if (path / COMPLETE).is_file()]
+    """The checkpoints of a run that look whole by manifest and sizes, oldest step first."""
+    return [path for path in _all(directory) if is_complete(path)]
+
+
+def verify(checkpoint: str | Path, group: Group = ALONE, deep: bool = True) -> list[Damage]:
+    """All that is wrong with a checkpoint, by file; hashing is shared out over the ranks, which all get the answer."""
+    path = Path(checkpoint)
+    try:
+        known = manifest.read(path)
+    except ToolkitError as error:
+        mine = [
+            Damage(
+                MANIFEST, "missing" if not (path / MANIFEST).exists() else "unreadable", str(error.problems[0].message)
+            )
+        ]
+        return group.share(mine)[0]  # type: ignore[no-any-return]
+    mine = manifest.damage(path, known, _share(sorted(known.files), group), deep)
+    if group.rank == 0:
+        try:
+            extra = sorted(set(manifest.file_names(path)) - set(known.files))
+            mine += [Damage(name, "extra", "the manifest does not have it") for name in extra]
+        except OSError as error:
+            mine.append(Damage(Path(error.filename or path).name, "unreadable", error.strerror or str(error)))
+    return sorted((each for part in group.share(mine) for each in part), key=lambda each: each.file)
+
+
+def newest_valid(directory: str | Path, group: Group = ALONE, deep: bool = True) -> Path | None:
+    """The newest checkpoint whose every file is as its manifest says; None where there is none."""
+    candidates = group.share(complete(directory) if group.rank == 0 else None)[0]
+    for path in reversed(candidates):
+        if not any(each.fatal for each in verify(path, group, deep)):
+            return path  # type: ignore[no-any-return]
+    return None
 
 
 def set_aside_incomplete(directory: str | Path) -> list[Path]:
     """Rename torn checkpoints to ``incomplete-N``, so that no file of theirs gets into a new ``checkpoint-N``."""
-    moved = []
-    for path in _all(directory):
-        if not (path / COMPLETE).is_file():
-            target = path.with_name(path.name.replace("checkpoint", "incomplete"))
-            if target.exists():
-                shutil.rmtree(target)  # an older torn one of the same step
-            moved.append(path.rename(target))
-    return moved
+    return [_set_aside(path) for path in _all(directory) if not is_complete(path)]
 
 
-def prune(directory: str | Path, keep: int) -> list[Path]:
-    """Delete all but the newest ``keep`` whole checkpoints (at least one stays); returns what went."""
-    doomed = complete(directory)[: -max(1, keep)]
-    for path in doomed:
-        (path / COMPLETE).unlink()
-        shutil.rmtree(path)
-    return doomed
+def prune(directory: str | Path, keep: int = 2, keep_every: int = 0) -> list[Path]:
+    """Delete what :func:`retention.doomed` gives of the whole checkpoints; returns what went. For one rank to call."""
+    whole = [(path, manifest.read(path).step) for path in complete(directory)]
+    gone = retention.doomed(whole, keep, keep_every)
+    for path in gone:
+        discard(path)
+    return gone
+
+
+def discard(checkpoint: Path) -> None:
+    """Delete a checkpoint: its manifest first, so that what is left of it after a kill is not taken for one."""
+    durable.remove(checkpoint / MANIFEST)
+    durable.remove_tree(checkpoint)
 
 
 def mark_finished(directory: str | Path, facts: dict[str, Any]) -> None:
     """Declare the whole run done."""
-    write_durably(Path(directory) / FINISHED, msgspec.json.format(msgspec.json.encode(facts), indent=2) + b"\n")
+    durable.replace(Path(directory) / FINISHED, msgspec.json.format(msgspec.json.encode(facts), indent=2) + b"\n")
 
 
 def finished(directory: str | Path) -> dict[str, Any] | None:
     """What :func:`mark_finished` was given, or None while the run is not done."""
     path = Path(directory) / FINISHED
-    return _read(path) if path.is_file() else None
+    if not path.is_file():
+        return None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ToolkitError(f"cannot read {path}: {error}", remedy="choose another --output-dir") from error
+
+
+def _set_aside(path: Path) -> Path:
+    target = path.with_name(path.name.replace("checkpoint", "incomplete"))
+    if target.exists():
+        durable.remove_tree(target)  # an older torn one of the same step
+    return durable.rename(path, target)
 
 
 def _all(directory: str | Path) -> list[Path]:
     folder = Path(directory)
     if not folder.is_dir():
         return []
-    found = [(int(match[1]), path) for path in folder.iterdir() if (match := NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(found)]
+    found = [(int(match[1]), not match[2], path) for path in folder.iterdir() if (match := NAME.fullmatch(path.name))]
+    return [path for _, _, path in sorted(found)]
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.MsgspecError) as error:
-        raise ToolkitError(f"cannot read {path}: {error}", remedy="choose another --output-dir") from error
+def _share(names: Iterable[str], group: Group) -> list[str]:
+    return [name for number, name in enumerate(names) if number % group.size == group.rank]
+
+
+def _on_first(action: Any, group: Group) -> None:
+    """Run on rank 0; its failure is everybody's."""
+    error = ""
+    if group.rank == 0:
+        try:
+            action()
+        except OSError as problem:
+            error = str(problem)
+    _raise_any("the checkpoint", [text for text in group.share(error) if text])
+
+
+def _raise_any(what: Any, errors: list[str]) -> None:
+    if errors:
+        raise ToolkitError(
+            f"{what} could not be saved: {'; '.join(errors)}",
+            remedy="the older checkpoints are as they were: make room or mend the storage, then start again",
+        )

@@ -1,0 +1,105 @@
+"""What reaches the disk, in which order: the only place where checkpoints write, rename, delete and fsync.
+
+POSIX promises little without fsync: after a power cut a file that was not fsynced may be empty, and a name
+that was made, renamed or removed without an fsync of its directory may be there or not. Everything here says
+what it is about to do to the observers first, so that tests can stop a process before each operation, one by one
+(:mod:`tests.kill_points`), or let the disk be full there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+# Called with the operation's name and path, before it happens.
+Observer = Callable[[str, Path], None]
+observers: list[Observer] = []
+
+
+def announce(operation: str, path: Path) -> None:
+    """Tell the observers what happens next."""
+    for observer in observers:
+        observer(operation, path)
+
+
+def create(path: Path, content: bytes) -> None:
+    """Write a new file and fsync it; its name is durable only after :func:`sync_directory` of its folder."""
+    announce("open", path)
+    with path.open("wb", buffering=0) as file:
+        half = len(content) // 2
+        for part in (content[:half], content[half:]):
+            announce("write", path)
+            view = memoryview(part)
+            while view:
+                view = view[file.write(view) :]
+        announce("fsync", path)
+        os.fsync(file.fileno())
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Replace a file in one step: a reader sees the old content or the new, also after a power cut."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        create(temporary, content)
+    except OSError:
+        temporary.unlink(missing_ok=True)  # of a full disk: what was written of it is of no use
+        raise
+    announce("rename", path)
+    temporary.replace(path)
+    sync_directory(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file that somebody else wrote is on the disk."""
+    announce("fsync", path)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_directory(path: Path) -> None:
+    """Wait until the names in a folder are on the disk."""
+    announce("fsync-directory", path)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_directory(path: Path) -> None:
+    """Make a folder that must not exist, and its parents; the name is on the disk afterwards."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    announce("mkdir", path)
+    path.mkdir()
+    sync_directory(path.parent)
+
+
+def rename(path: Path, target: Path) -> Path:
+    """Rename within one folder; the new name is on the disk afterwards."""
+    announce("rename", target)
+    path.rename(target)
+    sync_directory(target.parent)
+    return target
+
+
+def remove(path: Path) -> None:
+    """Delete a file; it is gone from the disk afterwards. No error where it is gone before."""
+    announce("unlink", path)
+    path.unlink(missing_ok=True)
+    sync_directory(path.parent)
+
+
+def remove_tree(path: Path) -> None:
+    """Delete a folder with all that is in it, in the order of names."""
+    for each in sorted(path.iterdir()):
+        if each.is_dir() and not each.is_symlink():
+            remove_tree(each)
+        else:
+            announce("unlink", each)
+            each.unlink()
+    announce("rmdir", path)
+    path.rmdir()

@@ -1,0 +1,165 @@
+"""Manifest: what a checkpoint is and which files it consists of. Written last, so that it says "all this is there".
+
+A checkpoint is valid where each file of its manifest is there with the size and SHA-256 written in it. SHA-256,
+since it is in Python's own library, can be checked by hand (``sha256sum``), and is no bottleneck: processors with
+SHA instructions (x86-64 servers from 2019 on, and 64-bit ARM) do about 2 GB/s on a core, and the files are shared
+out over all ranks. docs/checkpoints.md has what was measured, also for other sums.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from toolkit.errors import ToolkitError
+
+MANIFEST = "manifest.json"
+SCHEMA = 1
+CHUNK_BYTES = 8 * 2**20  # of one read: large enough for parallel file systems, small enough for many threads
+
+
+class FileEntry(msgspec.Struct, frozen=True):
+    """One file: its size and the SHA-256 of its content."""
+
+    bytes: int
+    sha256: str
+
+
+class DataPosition(msgspec.Struct, frozen=True, kw_only=True):
+    """Where in which data a run stands: ``position`` samples into ``epoch``, in the order that ``seed`` gives."""
+
+    sha256: str = ""  # of the tokens, or of what they are made from
+    epoch: int = 0
+    position: int = 0
+    seed: int = 0
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a later start must know before it reads a tensor."""
+
+    schema: int = SCHEMA
+    step: int  # optimizer steps done
+    tokens: int = 0  # seen so far
+    samples_seen: int = 0
+    data: DataPosition | None = None
+    learning_rate: float | None = None  # of the last step
+    wandb_run_id: str = ""
+    contract_sha256: str = ""
+    framework: str = ""  # ddp | fsdp | deepspeed | megatron
+    zero_stage: int = 0
+    world_size: int = 1
+    degrees: dict[str, int] = {}  # tp, pp, cp, ep, dp
+    versions: dict[str, str] = {}  # of the libraries
+    saved_at: str = ""  # ISO 8601, UTC
+    save_seconds: float = 0.0  # from the first write to the manifest
+    more: dict[str, Any] = {}  # what one program alone needs
+    files: dict[str, FileEntry] = {}  # by path relative to the checkpoint
+
+
+class Damage(msgspec.Struct, frozen=True):
+    """What is wrong with one file of a checkpoint."""
+
+    file: str
+    kind: str  # missing | truncated | flipped | unreadable | extra
+    text: str
+
+    @property
+    def fatal(self) -> bool:
+        """Whether the checkpoint cannot be used: files that nobody wrote into it do no harm."""
+        return self.kind != "extra"
+
+
+def make(facts: dict[str, Any], files: dict[str, FileEntry]) -> Manifest:
+    """A manifest from plain facts; those it has no field for go to ``more``."""
+    known = {name: value for name, value in facts.items() if name in Manifest.__struct_fields__}
+    more = {name: value for name, value in facts.items() if name not in known}
+    known.setdefault("saved_at", datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
+    return msgspec.convert(known | {"more": known.get("more", {}) | more, "files": files}, Manifest)
+
+
+def flat(manifest: Manifest) -> dict[str, Any]:
+    """The facts without the files, as :func:`make` took them."""
+    values: dict[str, Any] = msgspec.to_builtins(manifest)
+    values.pop("files")
+    more: dict[str, Any] = values.pop("more")
+    return more | values
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The text of ``manifest.json``."""
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+
+
+def decode(content: bytes, where: str | Path) -> Manifest:
+    """Read it back; raises ToolkitError for what is no manifest, or one of a later schema."""
+    try:
+        found = msgspec.json.decode(content, type=Manifest)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ToolkitError(
+            f"{where} is no manifest: {error}", remedy="toolkit ckpt verify names what is damaged"
+        ) from error
+    if found.schema != SCHEMA:
+        raise ToolkitError(f"{where} has schema {found.schema}, this toolkit reads {SCHEMA}", remedy="use a newer one")
+    return found
+
+
+def read(checkpoint: str | Path) -> Manifest:
+    """The manifest of a checkpoint; raises ToolkitError where it has none that can be read."""
+    path = Path(checkpoint) / MANIFEST
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ToolkitError(f"cannot read {path}: {error}", remedy="toolkit ckpt list shows what is valid") from error
+    return decode(content, path)
+
+
+def file_names(checkpoint: Path) -> dict[str, int]:
+    """Sizes of all files below a checkpoint, by relative path, but for the manifest and what is not finished of it."""
+    found = {}
+    for folder, folders, names in os.walk(checkpoint, onerror=_raise):
+        folders.sort()
+        for name in names:
+            path = Path(folder, name)
+            relative = path.relative_to(checkpoint).as_posix()
+            if relative != MANIFEST and not relative.startswith(f".{MANIFEST}."):
+                found[relative] = path.stat().st_size
+    return dict(sorted(found.items()))
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def entry(path: Path) -> FileEntry:
+    """Size and sum of a file as it is now, read in pieces."""
+    total, seen = hashlib.sha256(), 0
+    with path.open("rb", buffering=0) as file:
+        while piece := file.read(CHUNK_BYTES):
+            total.update(piece)
+            seen += len(piece)
+    return FileEntry(seen, total.hexdigest())
+
+
+def damage(checkpoint: Path, manifest: Manifest, names: Iterable[str] | None = None, deep: bool = True) -> list[Damage]:
+    """What is wrong with the files of a manifest, or those of ``names``; without ``deep`` only sizes are compared."""
+    found = []
+    for name in manifest.files if names is None else names:
+        wanted, path = manifest.files[name], checkpoint / name
+        try:
+            size = path.stat().st_size
+            if size != wanted.bytes:
+                kind = "truncated" if size < wanted.bytes else "flipped"
+                found.append(Damage(name, kind, f"{size:,} bytes, the manifest has {wanted.bytes:,}"))
+            elif deep and (sum_now := entry(path).sha256) != wanted.sha256:
+                found.append(Damage(name, "flipped", f"SHA-256 {sum_now[:12]}, the manifest has {wanted.sha256[:12]}"))
+        except FileNotFoundError:
+            found.append(Damage(name, "missing", "it is not there"))
+        except OSError as error:
+            found.append(Damage(name, "unreadable", error.strerror or str(error)))
+    return found

@@ -1,0 +1,59 @@
+"""How the ranks of a run talk about a checkpoint: one operation, ``share``, which all of them call together."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from typing import Any, Protocol
+
+
+class Group(Protocol):
+    """Ranks 0 to ``size - 1``; ``host`` tells which of them are on one machine."""
+
+    rank: int
+    size: int
+    host: str
+
+    def share(self, value: Any) -> list[Any]:
+        """What each rank gave, in the order of ranks; nobody gets it before all have given."""
+
+
+class Alone:
+    """A group of one."""
+
+    rank, size = 0, 1
+    host = platform.node()
+
+    def share(self, value: Any) -> list[Any]:
+        """Itself."""
+        return [value]
+
+
+class TorchGroup:
+    """All ranks of ``torch.distributed``, over gloo whatever the gradients travel by: nothing is put on a GPU."""
+
+    def __init__(self) -> None:
+        from torch import distributed
+
+        self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
+        self.host = platform.node()
+        self._group = None if distributed.get_backend() == "gloo" else distributed.new_group(backend="gloo")
+
+    def share(self, value: Any) -> list[Any]:
+        """Gathered as pickled objects."""
+        from torch import distributed
+
+        found: list[Any] = [None] * self.size
+        distributed.all_gather_object(found, value, group=self._group)
+        return found
+
+
+def group() -> Group:
+    """The ranks of this process's torch group, which all must ask for together, or itself alone."""
+    distributed = sys.modules.get("torch.distributed")  # not imported: there is no group
+    if distributed and distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        return TorchGroup()
+    return Alone()
+
+
+ALONE = Alone()
