@@ -18,14 +18,14 @@ end finds it and leaves at once.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from toolkit.errors import ToolkitError
-from toolkit.runtime import durable, manifest, retention
+from toolkit.runtime import durable, manifest, retention, shares, sums
 from toolkit.runtime.manifest import MANIFEST, Damage, FileEntry, Manifest
 from toolkit.runtime.together import ALONE, Group
 
@@ -51,47 +51,51 @@ def begin(directory: str | Path, step: int, group: Group = ALONE) -> Path:
             if old.exists():
                 discard(old)
             if is_complete(path):
+                others = [each.name for each in complete(directory) if each != path]
+                if others:  # else there is a moment in which the pointer names a folder that is being written
+                    point_to(directory, others[-1])
                 durable.rename(path, old)
             else:
                 _set_aside(path)
         durable.make_directory(path)
 
-    _on_first(make, group)
+    sums.on_first(make, group, path)
     return path
 
 
-def commit(checkpoint: str | Path, facts: dict[str, Any], group: Group = ALONE) -> Manifest:
+def commit(
+    checkpoint: str | Path, facts: dict[str, Any], group: Group = ALONE, require: Callable[[], None] | None = None
+) -> Manifest:
     """Declare a checkpoint whole; every rank calls it after its last write, ``facts`` are those of rank 0.
 
+    ``require`` is called on rank 0 right before the manifest is written, and raises where it must not be.
     Raises ToolkitError on every rank where any of them could not read or fsync a file, or rank 0 could not
     write the manifest: then the folder is no checkpoint, and the older ones are what they were.
     """
     path = Path(checkpoint)
-    names = group.share(None) and group.share(sorted(manifest.file_names(path)) if group.rank == 0 else None)[0]
-    entries, error = {}, ""
-    try:
-        for name in _share(names, group):
-            durable.sync(path / name)
-            entries[name] = manifest.entry(path / name)
-    except OSError as problem:
-        error = f"rank {group.rank}: {problem}"
-    found = group.share((entries, error))
-    _raise_any(path, [text for _, text in found if text])
-    files = {name: each for mine, _ in found for name, each in mine.items()}
-    made = manifest.make(facts, dict(sorted(files.items())))
+    group.share(None)  # all have written
+    files = sums.of_all(path, group)
+    made = manifest.make(facts, files)
 
     def write() -> None:
-        for folder in sorted({(path / name).parent for name in names} | {path, path.parent}):
+        for folder in sorted({(path / name).parent for name in files} | {path, path.parent}):
             durable.sync_directory(folder)
+        if require is not None:
+            require()
         durable.replace(path / MANIFEST, manifest.encode(made))
         if NAME.fullmatch(path.name):
-            durable.replace(path.parent / LATEST, f"{path.name}\n".encode())
+            point_to(path.parent, path.name)
         old = path.with_name(f"{path.name}.old")
         if old.exists():
             discard(old)
 
-    _on_first(write, group)
+    sums.on_first(write, group, path)
     return made
+
+
+def point_to(directory: str | Path, name: str) -> None:
+    """Write the pointer: the name of the newest checkpoint, for people and other programs (this one looks itself)."""
+    durable.replace(Path(directory) / LATEST, f"{name}\n".encode())
 
 
 def facts(checkpoint: str | Path) -> dict[str, Any]:
@@ -124,7 +128,8 @@ def verify(checkpoint: str | Path, group: Group = ALONE, deep: bool = True) -> l
             )
         ]
         return group.share(mine)[0]  # type: ignore[no-any-return]
-    mine = manifest.damage(path, known, _share(sorted(known.files), group), deep)
+    sizes = {name: each.bytes for name, each in known.files.items()}
+    mine = manifest.damage(path, known, shares.to_hash(sizes, group.hosts)[group.rank], deep)
     if group.rank == 0:
         try:
             extra = sorted(set(manifest.file_names(path)) - set(known.files))
@@ -192,26 +197,3 @@ def _all(directory: str | Path) -> list[Path]:
         return []
     found = [(int(match[1]), not match[2], path) for path in folder.iterdir() if (match := NAME.fullmatch(path.name))]
     return [path for _, _, path in sorted(found)]
-
-
-def _share(names: Iterable[str], group: Group) -> list[str]:
-    return [name for number, name in enumerate(names) if number % group.size == group.rank]
-
-
-def _on_first(action: Any, group: Group) -> None:
-    """Run on rank 0; its failure is everybody's."""
-    error = ""
-    if group.rank == 0:
-        try:
-            action()
-        except OSError as problem:
-            error = str(problem)
-    _raise_any("the checkpoint", [text for text in group.share(error) if text])
-
-
-def _raise_any(what: Any, errors: list[str]) -> None:
-    if errors:
-        raise ToolkitError(
-            f"{what} could not be saved: {'; '.join(errors)}",
-            remedy="the older checkpoints are as they were: make room or mend the storage, then start again",
-        )

@@ -21,6 +21,7 @@ from toolkit.errors import ToolkitError
 
 MANIFEST = "manifest.json"
 SCHEMA = 1
+AXES = ("tp", "pp", "cp", "ep", "etp", "dp")
 CHUNK_BYTES = 8 * 2**20  # of one read: large enough for parallel file systems, small enough for many threads
 
 
@@ -54,7 +55,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     framework: str = ""  # ddp | fsdp | deepspeed | megatron
     zero_stage: int = 0
     world_size: int = 1
-    degrees: dict[str, int] = {}  # tp, pp, cp, ep, dp
+    degrees: dict[str, int] = {}  # of AXES
     versions: dict[str, str] = {}  # of the libraries
     saved_at: str = ""  # ISO 8601, UTC
     save_seconds: float = 0.0  # from the first write to the manifest
@@ -78,7 +79,8 @@ class Damage(msgspec.Struct, frozen=True):
 def make(facts: dict[str, Any], files: dict[str, FileEntry]) -> Manifest:
     """A manifest from plain facts; those it has no field for go to ``more``."""
     known = {name: value for name, value in facts.items() if name in Manifest.__struct_fields__}
-    more = {name: value for name, value in facts.items() if name not in known}
+    known["degrees"] = {axis: facts[axis] for axis in AXES if axis in facts} | known.get("degrees", {})
+    more = {name: value for name, value in facts.items() if name not in known and name not in AXES}
     known.setdefault("saved_at", datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
     return msgspec.convert(known | {"more": known.get("more", {}) | more, "files": files}, Manifest)
 
@@ -87,8 +89,8 @@ def flat(manifest: Manifest) -> dict[str, Any]:
     """The facts without the files, as :func:`make` took them."""
     values: dict[str, Any] = msgspec.to_builtins(manifest)
     values.pop("files")
-    more: dict[str, Any] = values.pop("more")
-    return more | values
+    found: dict[str, Any] = values.pop("more") | values["degrees"] | values
+    return found
 
 
 def encode(manifest: Manifest) -> bytes:

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 
 class Group(Protocol):
-    """Ranks 0 to ``size - 1``; ``host`` tells which of them are on one machine."""
+    """Ranks 0 to ``size - 1``; ``hosts`` names the machine of each."""
 
     rank: int
     size: int
-    host: str
+    hosts: list[str]
 
     def share(self, value: Any) -> list[Any]:
         """What each rank gave, in the order of ranks; nobody gets it before all have given."""
@@ -22,7 +22,9 @@ class Alone:
     """A group of one."""
 
     rank, size = 0, 1
-    host = platform.node()
+
+    def __init__(self) -> None:
+        self.hosts = [platform.node()]
 
     def share(self, value: Any) -> list[Any]:
         """Itself."""
@@ -36,8 +38,8 @@ class TorchGroup:
         from torch import distributed
 
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
-        self.host = platform.node()
         self._group = None if distributed.get_backend() == "gloo" else distributed.new_group(backend="gloo")
+        self.hosts: list[str] = self.share(platform.node())
 
     def share(self, value: Any) -> list[Any]:
         """Gathered as pickled objects."""

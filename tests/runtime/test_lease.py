@@ -1,0 +1,142 @@
+"""Two jobs and one directory: the second refuses, whatever the clocks say; a requeued one goes on at once."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from toolkit.errors import ToolkitError
+from toolkit.runtime import lease
+from toolkit.runtime.lease import Holder, Lease
+
+FAST = {"heartbeat_seconds": 0.1, "stale_seconds": 0.6}
+
+
+def foreign(folder: Path, age: float, job_id: str = "7", generation: int = 3) -> Path:
+    """The lease of a job on another machine that gave its last sign ``age`` seconds ago, by the server's clock."""
+    path = folder / f".lease.{generation}"
+    path.write_bytes(msgspec.json.encode(Holder(host="another", pid=1, born="1 boot pid", job_id=job_id)))
+    then = time.time() - age
+    os.utime(path, (then, then))
+    return path
+
+
+def test_the_second_of_two_refuses_and_names_the_first(tmp_path: Path) -> None:
+    with Lease(tmp_path, {"SLURM_JOB_ID": "41"}):
+        with pytest.raises(ToolkitError, match=rf"process {os.getpid()} on .* \(job 41\), which gave a sign") as error:
+            Lease(tmp_path, {"SLURM_JOB_ID": "42"}).__enter__()
+        assert "--output-dir" in error.value.problems[0].remedy
+    with Lease(tmp_path, {"SLURM_JOB_ID": "42"}):
+        assert [path.name for path in tmp_path.iterdir()] == [".lease.1"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_live_one_elsewhere_is_refused_and_a_requeued_job_takes_over_at_once(tmp_path: Path) -> None:
+    foreign(tmp_path, age=5)
+    with pytest.raises(ToolkitError, match=r"process 1 on another \(job 7\)"):
+        Lease(tmp_path, {"SLURM_JOB_ID": "8"}).__enter__()
+    started = time.monotonic()
+    with Lease(tmp_path, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}) as mine:
+        assert time.monotonic() - started < 1
+        assert [path.name for path in tmp_path.iterdir()] == [".lease.4"]
+        mine.check()
+
+
+def test_a_stale_one_is_watched_then_taken(tmp_path: Path) -> None:
+    foreign(tmp_path, age=1)
+    with Lease(tmp_path, {}, **FAST) as mine:
+        mine.check()
+        assert [path.name for path in tmp_path.iterdir()] == [".lease.4"]
+
+
+def test_one_that_looks_stale_and_beats_is_alive(tmp_path: Path) -> None:
+    """A node whose writes carry a clock that is an hour behind."""
+    path = foreign(tmp_path, age=3600)
+    beating = (
+        "import os, sys, time, msgspec\n"
+        "from toolkit.runtime.lease import Holder\n"
+        "for beats in range(1, 60):\n"
+        "    holder = Holder(host='another', pid=1, born='1 boot pid', job_id='7', beats=beats)\n"
+        "    open(sys.argv[1], 'wb').write(msgspec.json.encode(holder)); then = time.time() - 3600\n"
+        "    os.utime(sys.argv[1], (then, then)); time.sleep(0.1)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", beating, str(path)]) as process:
+        try:
+            with pytest.raises(ToolkitError, match="its heartbeat goes on"):
+                Lease(tmp_path, {}, heartbeat_seconds=2, stale_seconds=10).__enter__()
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("skew", [-7200.0, 7200.0])
+def test_the_clock_of_this_machine_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, skew: float) -> None:
+    """A node two hours ahead or behind must neither take a live lease nor wait for ever for a dead one."""
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + skew)
+    monkeypatch.setattr(lease.time, "time", lambda: now() + skew)
+    path = foreign(tmp_path, age=0)
+    os.utime(path, (now() - 5, now() - 5))
+    with pytest.raises(ToolkitError, match="gave a sign 5 s ago"):
+        Lease(tmp_path, {}).__enter__()
+    os.utime(path, (now() - 500, now() - 500))
+    with Lease(tmp_path, {}, heartbeat_seconds=0.1):
+        pass
+
+
+def test_a_lease_from_a_clock_ahead_is_watched_for_long(tmp_path: Path) -> None:
+    foreign(tmp_path, age=-3600)
+    started = time.monotonic()
+    with Lease(tmp_path, {}, **FAST):
+        assert time.monotonic() - started >= FAST["stale_seconds"]
+
+
+def test_a_killed_process_of_this_machine_leaves_nothing_to_wait_for(tmp_path: Path) -> None:
+    code = (
+        "import os, sys\nfrom toolkit.runtime.lease import Lease\n"
+        "Lease(sys.argv[1], {}).__enter__()\nos.kill(os.getpid(), 9)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False).returncode == -9
+    assert [path.name for path in tmp_path.iterdir()] == [".lease.1"]
+    started = time.monotonic()
+    with Lease(tmp_path, {}):
+        assert time.monotonic() - started < 1
+
+
+def test_the_sleeper_that_was_overtaken_must_not_commit(tmp_path: Path) -> None:
+    sleeper = Lease(tmp_path, {"SLURM_JOB_ID": "1"}, heartbeat_seconds=1000)
+    sleeper.__enter__()
+    sleeper.check()
+    foreign(tmp_path, age=0, generation=2)
+    with pytest.raises(ToolkitError, match="took over"):
+        sleeper.check()
+    for path in tmp_path.iterdir():
+        path.unlink()  # the other came and went, and another began again at 1
+    foreign(tmp_path, age=0, generation=1)
+    with pytest.raises(ToolkitError, match="took over"):
+        sleeper.check()
+    sleeper.__exit__(None, None, None)
+    assert (tmp_path / ".lease.1").exists()  # not its own to give back
+
+
+def test_of_many_that_find_a_dead_one_exactly_one_gets_it(tmp_path: Path) -> None:
+    foreign(tmp_path, age=1000)
+    code = (
+        "import sys, time\nfrom toolkit.runtime.lease import Lease\nfrom toolkit.errors import ToolkitError\n"
+        "try:\n    Lease(sys.argv[1], {}, heartbeat_seconds=0.2, stale_seconds=5).__enter__()\n"
+        "except ToolkitError:\n    sys.exit(2)\n"
+        "time.sleep(3)\n"
+    )
+    racers = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) for _ in range(6)]
+    assert sorted(each.wait() for each in racers) == [0, 2, 2, 2, 2, 2]
+    assert [path.name for path in tmp_path.iterdir()] == [".lease.4"]
+
+
+def test_heartbeats_are_written(tmp_path: Path) -> None:
+    with Lease(tmp_path, {}, heartbeat_seconds=0.05):
+        time.sleep(0.5)
+        found = msgspec.json.decode((tmp_path / ".lease.1").read_bytes(), type=Holder)
+    assert found.beats >= 3
