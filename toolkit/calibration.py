@@ -26,12 +26,38 @@ class Coefficient(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     sources: tuple[str, ...] = ()  # of those runs
 
 
+class MeasuredLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What collectives reached over one link: bytes/s that each rank sends, and seconds to start one."""
+
+    ring_bytes_per_second: float  # all-gather, reduce-scatter
+    all_reduce_bytes_per_second: float
+    start_seconds: float
+    ranks: int = 2
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Rates of kernels measured on one machine; they replace the files' figures of this accelerator and its links.
+
+    ``matmul_flop_per_second`` and ``launch_seconds`` are the line of T1 through products of many sizes.
+    ``memory_bytes_per_second`` is not the reached rate but what a data sheet would have to say for ``memory_fraction``
+    to give it; 0: the data sheet is near enough, and ``memory_fraction`` is the measured one.
+    """
+
+    accelerator: str
+    source: str
+    matmul_flop_per_second: dict[str, float] = {}
+    launch_seconds: float = 0.0
+    memory_bytes_per_second: float = 0.0
+    links: dict[str, MeasuredLink] = {}
+
+
 class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A named set of coefficients. ``calibration["context_bytes"]`` is the value."""
 
     name: str
     summary: str
     coefficients: dict[str, Coefficient]
+    machine: Machine | None = None
     path: str = ""  # of the file, where it was named by its path
 
     def __getitem__(self, name: str) -> float:

@@ -32,6 +32,7 @@ class Accelerator(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     peak_flop_per_second: dict[str, float]
     achievable_flop_per_second: dict[str, float] = {}
     host_link_bytes_per_second: float = 0.0  # PCIe or C2C, one direction: used by offload
+    launch_seconds: float = 0.0  # to start a kernel, where a calibration measured it; 0: by data/efficiency
     price_per_hour: float = 0.0
     source: str
     sources: dict[str, str] = {}
@@ -71,6 +72,10 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     bandwidth_bytes_per_second: float
     peer_bandwidth_bytes_per_second: float = 0.0
     latency_seconds: float
+    # what collectives reached and the time to start one, where a calibration measured them; 0: by data/efficiency
+    ring_bytes_per_second: float = 0.0
+    all_reduce_bytes_per_second: float = 0.0
+    start_seconds: float = 0.0
     source: str = "assumed"
     latency_source: str = "assumed"
 

@@ -64,7 +64,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     launch_blocking: bool = False  # CUDA_LAUNCH_BLOCKING=1: the host waits for every kernel, nothing runs beside it
     # what computes layers and loss. default: what the framework of the strategy brings; loss: the loss alone is fused;
     # fused: norms, activations and the loss by compiled or hand-written kernels; megatron: Megatron's layers under
-    # another framework's sharding
+    # another framework's sharding; unfused: Megatron's layers operator by operator, as they run on processors
     kernels: str = "default"
     # default: the framework's own; bf16: weights, gradients and optimizer states in 16 bits, no float32 anywhere
     # (PyTorch's DDP and FSDP only); fp8: matrices in 8 bits alone, without a 16-bit copy (Megatron's fp8_param_gather)
@@ -85,7 +85,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "lora_targets": ("all-linear", "attention"),
     "attention": ("flash", "eager"),
     "gradient_accumulation_dtype": ("default", "bf16", "fp32"),
-    "kernels": ("default", "loss", "fused", "megatron"),
+    "kernels": ("default", "loss", "fused", "megatron", "unfused"),
     "weights": ("default", "bf16", "fp8"),
     "engine": ("default", "deepspeed", "nanotron", "internevo"),
 }

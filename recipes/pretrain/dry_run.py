@@ -46,7 +46,7 @@ def count(plan: Plan, kind: str, rank: int) -> job.Answer:
     from toolkit.verify import fake
 
     fake.process_group(rank, plan.cluster.num_gpus)
-    _patch()
+    _patch(plan.workload.kernels != "unfused")
     machine = Machine(name="dry", device="cpu", backend="fake", transformer_engine=False, apex=False)
     from recipes.pretrain import model
 
@@ -54,8 +54,8 @@ def count(plan: Plan, kind: str, rank: int) -> job.Answer:
         return _steps(plan, core, model.build(core, machine, plan.model.vocab_size)) | {"rank": rank}
 
 
-def _patch() -> None:
-    """Leave out what needs values; let the two layers keep what fused kernels keep."""
+def _patch(fused: bool) -> None:
+    """Leave out what needs values; let the two layers keep what fused kernels keep, where the plan has them."""
     import megatron.core.optimizer.clip_grads as clipping
     import megatron.core.tensor_parallel.random as library_random
     import torch
@@ -73,15 +73,16 @@ def _patch() -> None:
     adam = optimizer.adam
     optimizer.adam = lambda *given, foreach, **keywords: adam(*given, fused=True, **keywords)
 
-    def settings(machine: Machine, wanted: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        found, notes = transformer_settings(machine, wanted)
-        return found | {"bias_activation_fusion": wanted.get("bias_activation_fusion", False)}, notes
-
-    model.transformer_settings = settings
     # groups of gloo, for checkpoints, would wait for the other ranks
     model.get_megatron_optimizer = functools.partial(model.get_megatron_optimizer, use_gloo_process_groups=False)
 
     _experts()
+    if not fused:  # a plan for processors: the modules as they are
+        return
+
+    def settings(machine: Machine, wanted: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        found, notes = transformer_settings(machine, wanted)
+        return found | {"bias_activation_fusion": wanted.get("bias_activation_fusion", False)}, notes
 
     def norm(module: torch.nn.Module, value: torch.Tensor) -> torch.Tensor:
         return FusedNorm.apply(value, *module.parameters())
@@ -89,6 +90,7 @@ def _patch() -> None:
     def attention(module: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> torch.Tensor:
         return FlashAttention.apply(query.contiguous(), key.contiguous(), value.contiguous()).flatten(2)
 
+    model.transformer_settings = settings
     torch.nn.RMSNorm.forward = torch.nn.LayerNorm.forward = norm
     layers.CausalAttention.forward = attention
 

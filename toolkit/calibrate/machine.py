@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from toolkit.calibrate.robust import SPREAD
-from toolkit.calibration import Calibration
+from toolkit.calibration import Calibration, MeasuredLink
 
 PASSES = 30
 DIGITS = 4
@@ -59,17 +59,24 @@ def line(columns: Sequence[Sequence[float]], seconds: Sequence[float]) -> Line:
 
 
 def matmul_line(rows: Sequence[Mapping[str, float]], bandwidth: float) -> dict[str, float]:
-    """Rate and start of products by T1, ``t = F/rate + bytes/bandwidth + launch``; the memory term is known."""
+    """Rate and start of products by T1, ``t = F/rate + bytes/bandwidth + launch``; the memory term is known.
+
+    ``sustained_fraction`` is the rate of the product that ran for seconds over that of the line.
+    """
     short = [row for row in rows if not row.get("sustained")]
     left = [max(row["seconds"] - row["moved_bytes"] / bandwidth, 0.05 * row["seconds"]) for row in short]
     found = line([[row["flop"] for row in short], [1.0] * len(short)], left)
     per_flop, launch = found.weights
     best = max(row["flop"] / row["seconds"] for row in short)
+    rate = 1.0 / per_flop if per_flop else best
+    long = next(row for row in rows if row.get("sustained"))
+    computing = max(long["seconds"] - long["moved_bytes"] / bandwidth - launch, 0.05 * long["seconds"])
     return {
-        "flop_per_second": 1.0 / per_flop if per_flop else best,
+        "flop_per_second": rate,
+        "sustained_fraction": long["flop"] / computing / rate,
         "launch_seconds": launch,
         "best_flop_per_second": best,
-        "sustained_flop_per_second": next(row["flop"] / row["seconds"] for row in rows if row.get("sustained")),
+        "sustained_flop_per_second": long["flop"] / long["seconds"],
         "median_error": found.median_error,
     }
 
@@ -91,6 +98,31 @@ def collective_lines(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def link_line(rows: Sequence[Mapping[str, Any]]) -> MeasuredLink | None:
+    """Collectives by C2 to C5 with one start: a gather pays it once, an all-reduce twice; None without both.
+
+    Without a bandwidth that is above 0 (all messages too small to show one) there is no line either.
+    """
+    gathers = [float(row["operation"] == "all_gather") for row in rows]
+    sent = [float(row["sent_bytes"]) for row in rows]
+    if not 0.0 < sum(gathers) < len(rows):
+        return None
+    columns = [
+        [each * gather for each, gather in zip(sent, gathers, strict=True)],
+        [each * (1.0 - gather) for each, gather in zip(sent, gathers, strict=True)],
+        [2.0 - gather for gather in gathers],
+    ]
+    ring, all_reduce, start = line(columns, [row["seconds"] for row in rows]).weights
+    if not (ring and all_reduce):
+        return None
+    return MeasuredLink(
+        ring_bytes_per_second=1.0 / ring,
+        all_reduce_bytes_per_second=1.0 / all_reduce,
+        start_seconds=start,
+        ranks=int(rows[0]["ranks"]),
+    )
 
 
 def traffic_rate(rows: Sequence[Mapping[str, Any]]) -> float:
@@ -117,4 +149,5 @@ def measured_calibration(
         )
     taken = sum(row.source == source for row in coefficients.values())
     summary = f"{taken} of {len(coefficients)} coefficients {source}, the others as in {stated.name}"
-    return Calibration(name=name, summary=summary, coefficients=coefficients), tuple(refused)
+    found = Calibration(name=name, summary=summary, coefficients=coefficients, machine=stated.machine)
+    return found, tuple(refused)

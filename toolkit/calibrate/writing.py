@@ -8,9 +8,10 @@ from collections.abc import Iterable
 import msgspec
 
 from toolkit.calibrate.fit import Fit
-from toolkit.calibration import Calibration, Coefficient
+from toolkit.calibration import Calibration, Coefficient, Machine
 
 DIGITS = 4
+LINK_FIELDS = ("ring_bytes_per_second", "all_reduce_bytes_per_second", "start_seconds")
 LEAST_SOURCES = 2  # below, leaving one out leaves nothing
 
 
@@ -52,7 +53,28 @@ def text(calibration: Calibration) -> str:
             value = getattr(each, field)
             if value or field in ("value", "low", "high"):
                 lines.append(f"{field} = {_written(value)}")
+    if calibration.machine is not None:
+        lines += ["", *_machine_lines(calibration.machine)]
     return "\n".join(lines) + "\n"
+
+
+def _machine_lines(machine: Machine) -> list[str]:
+    lines = ["[machine]", f"accelerator = {_quoted(machine.accelerator)}", f"source = {_quoted(machine.source)}"]
+    for field in ("launch_seconds", "memory_bytes_per_second"):
+        if getattr(machine, field):
+            lines.append(f"{field} = {_rounded(getattr(machine, field))}")
+    if machine.matmul_flop_per_second:
+        lines += ["", "[machine.matmul_flop_per_second]"]
+        lines += [f"{name} = {_rounded(rate)}" for name, rate in machine.matmul_flop_per_second.items()]
+    for name, link in machine.links.items():
+        lines += ["", f"[machine.links.{_quoted(name)}]"]
+        lines += [f"{field} = {_rounded(getattr(link, field))}" for field in LINK_FIELDS]
+        lines.append(f"ranks = {link.ranks}")
+    return lines
+
+
+def _rounded(value: float) -> str:
+    return repr(float(f"{value:.{DIGITS}g}"))
 
 
 def _written(value: str | float | tuple[str, ...]) -> str:

@@ -40,6 +40,7 @@ def build(options: dict[str, Any]) -> Asked:
     """Look everything up; raises ToolkitError with all problems of the options together."""
     import msgspec
 
+    from toolkit.calibrate.measured import machine_note, on_measured
     from toolkit.registry.calibrations import load_calibration
     from toolkit.registry.clusters import resolve_cluster
     from toolkit.registry.efficiency import assumptions
@@ -64,7 +65,6 @@ def build(options: dict[str, Any]) -> Asked:
                     gpus_per_node=options.get("gpus_per_node"),
                 )
                 cluster = priced(cluster, options)
-                said += (*cluster.notes, *assumptions(cluster))
             except ToolkitError as error:
                 problems.absorb(error)
         try:
@@ -72,6 +72,11 @@ def build(options: dict[str, Any]) -> Asked:
             calibration = load_calibration("assumed" if given is None else given)
         except ToolkitError as error:
             problems.absorb(error)
+        if cluster is not None:
+            note = ""
+            if calibration is not None:
+                cluster, note = on_measured(cluster, calibration), machine_note(cluster, calibration)
+            said += (*cluster.notes, *assumptions(cluster), *filter(None, [note]))
         workload = contract = None
         before = len(said)
         if model is not None and cluster is not None:
@@ -79,7 +84,7 @@ def build(options: dict[str, Any]) -> Asked:
                 contract = contract_of(options, recipe, model, cluster, said)
                 if contract.rope_theta:
                     model = msgspec.structs.replace(model, rope_theta=contract.rope_theta)
-                workload = _workload(contract)
+                workload = _workload(contract, cluster)
             except ToolkitError as error:
                 problems.absorb(error)
         if model is not None:
@@ -197,8 +202,12 @@ def _model(options: dict[str, Any], recipe: Recipe | None) -> ModelSpec:
     raise ToolkitError("no model is given", remedy="use --params 7B, --model NAME|config.json|DIR, or --recipe NAME")
 
 
-def _workload(contract: Contract) -> Workload:
+def _workload(contract: Contract, cluster: ClusterSpec) -> Workload:
+    """On processors nothing is compiled: megatron-core's layers run operator by operator (recipes/pretrain/machine)."""
+    on_processors = cluster.accelerator.is_cpu
     return Workload(
+        kernels="unfused" if on_processors else "default",
+        fused_accumulation=not on_processors,
         sequence_length=contract.sequence_length,
         global_batch_size=contract.global_batch_size,
         total_tokens=contract.total_tokens,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from toolkit.calibrate.measured import on_measured
 from toolkit.cli.request import Asked, build, priced
 from toolkit.cluster import ClusterSpec
 from toolkit.errors import NoFeasiblePlan, Problem, Problems, ToolkitError
@@ -83,7 +84,7 @@ def asked_for(options: dict[str, Any]) -> list[Asked]:
     return [
         replace(
             base,
-            request=base.request.replace(cluster=priced(cluster, options)),
+            request=base.request.replace(cluster=on_measured(priced(cluster, options), base.calibration)),
             assumptions=assumptions,
             options=options | {"gpus": counts.text(cluster.num_gpus)},
         )

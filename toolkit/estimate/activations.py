@@ -196,7 +196,9 @@ def activations(
     whole_layer = kept_bytes(tokens, *table.kinds[0], *cuts)
     for kind in table.kinds[1:]:
         whole_layer = maximum(whole_layer, kept_bytes(tokens, *kind, *cuts))
-    if framework == "megatron":  # the first norm of the layer that runs again keeps the checkpoint itself, no copy
+    if (
+        framework == "megatron" and workload.kernels != "unfused"
+    ):  # the first norm of the layer that runs again keeps the checkpoint itself, no copy
         whole_layer = maximum(whole_layer - checkpoints_bytes(tokens, 1.0, table.checkpoint, sigma), 0.0)
     partly = maximum(everything - selective, 0.0) / maximum(stage.layers, 1.0)
     # where some layers keep everything, those of this micro batch have gone before the first layer runs again

@@ -1,6 +1,6 @@
 """What one layer of a model keeps per token, by framework: the coefficients that go into A1..A9.
 
-Two sets of kernels:
+Three sets of kernels:
 
 - *fused* (Megatron, and where the workload says that kernels are compiled or hand-written): norms keep their
   input; SwiGLU keeps its two inputs and its product; experts apply the routing weight inside the activation.
@@ -9,6 +9,10 @@ Two sets of kernels:
   its input and, where its weight is trained, the normalised values (``LlamaRMSNorm``); an eager SwiGLU keeps
   gate, activated gate, up and product. Under autocast (DDP: float32 parameters, unless frozen) the residual stream
   is float32; each matrix, or its float32 adapter over a frozen base, casts its own copy of the input.
+- *unfused* (megatron-core without compiled kernels, as on processors): torch's composed RMSNorm keeps float32 copies
+  of its input and of the normalised values; a gated activation keeps its joint input, the activated gate, the other
+  half with an offset added, and the product (``core/transformer/mlp.py``); values are a view that keeps the joint
+  projection alive beside rotary queries and keys. Live tensors of a step counted on a processor say the same.
 """
 
 from __future__ import annotations
@@ -73,6 +77,7 @@ class Kernels(NamedTuple):
     repeats_keys: bool  # keys and values are expanded to all query heads
     views: bool  # values are a view that keeps the joint buffer of a fused projection alive
     routed_copies: float
+    joint: bool = False  # queries, keys and values come out of one product, whatever the model is by itself
 
 
 def kernels(model: ModelSpec, workload: Workload, framework: str) -> Kernels:
@@ -84,6 +89,10 @@ def kernels(model: ModelSpec, workload: Workload, framework: str) -> Kernels:
         raise ToolkitError(f"unknown kernels {workload.kernels!r}", remedy=f"known: {', '.join(KERNELS)}")
     b = value_bytes(workload)
     stream = stream_bytes(workload, framework)
+    if framework == "megatron" and workload.kernels == "unfused":
+        norm = stream if model.norm_bias or model.unbiased_layer_norm else 8.0
+        score = 4.0 if b == 4.0 else 4.0 + b
+        return Kernels(b, stream, b, norm, 8.0, False, 5.0 * b, 2.0 * b, score, False, True, 1.0, joint=True)
     if framework == "megatron" or workload.kernels in FUSED_LAYERS:
         inputs = 1.0 if workload.precision == "fp8" else b
         if framework == "megatron" and workload.engine == "nanotron":  # its activation and product are two operators
@@ -187,7 +196,7 @@ def _attention(model: ModelSpec, workload: Workload, k: Kernels) -> LayerBytes:
     sharded = leaf.attention_bytes(k.compute, model.head_dim, heads, heads if k.repeats_keys else keys)
     if model.qk_norm != "none":
         sharded += leaf.norm_bytes(1, (heads + keys) * model.head_dim, k.head_norm)
-    joint = model.fused_qkv or workload.engine == "nanotron"
+    joint = model.fused_qkv or k.joint or workload.engine == "nanotron"
     if k.views and joint and not model.learned_positions:  # rotary queries and keys are new tensors
         sharded += k.compute * model.head_dim * (heads + keys)
     if model.attention_output_gate:

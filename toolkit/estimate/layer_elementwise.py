@@ -49,7 +49,8 @@ def elementwise_bytes(tokens: Number, whole: float, sharded: float, shared: Numb
 def elementwise(work: LayerWork, workload: Workload, framework: str) -> Moved:
     """What one layer moves per token, by the kernels of the framework or those that the workload names."""
     each = value_bytes(workload)
-    if framework == "megatron" or workload.kernels in FUSED_LAYERS:
+    fused = framework == "megatron" and workload.kernels != "unfused"
+    if fused or workload.kernels in FUSED_LAYERS:
         return _fused(work, workload, each, framework == "megatron" or workload.kernels == "megatron")
     return _eager(work, workload, each, stream_bytes(workload, framework))
 

@@ -76,7 +76,8 @@ def update_seconds(
     each = value_bytes(workload)
     state = state_precision(workload, s.framework)
     moved = 2.0 * (state.optimizer_states + state.master + state.parameters) + state.gradients
-    traffic = c["optimizer_traffic_fused"] if s.framework == "megatron" else c["optimizer_traffic_eager"]
+    fused = s.framework == "megatron" and workload.kernels != "unfused"
+    traffic = c["optimizer_traffic_fused"] if fused else c["optimizer_traffic_eager"]
     on_device = optimizer_seconds(updated, moved * traffic, rate.memory * c["memory_fraction"])
     node = float(cluster.gpus_per_node)
     ranks = minimum(1.0 * s.tp * s.pp * s.cp * s.dp, node)

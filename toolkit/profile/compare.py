@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from toolkit.calibrate.machine import collective_lines, matmul_line, measured_calibration, traffic_rate
-from toolkit.calibration import Calibration
+import msgspec
+
+from toolkit.calibrate.machine import collective_lines, link_line, matmul_line, measured_calibration, traffic_rate
+from toolkit.calibrate.measured import on_measured
+from toolkit.calibration import Calibration, Machine
 from toolkit.estimate.evaluate import evaluate
-from toolkit.estimate.matmul import achievable, peak_flop_per_second
+from toolkit.estimate.matmul import peak_flop_per_second
+from toolkit.estimate.precision import pure
+from toolkit.estimates import Estimate, StepEstimate
 from toolkit.plan import Plan
 from toolkit.registry.efficiency import matmul_curve
 from toolkit.strategy import describe
@@ -18,9 +23,10 @@ ON_CPU = (
     "measured on processors: throughput, memory and calibration are this machine's without a GPU, and say nothing"
     " about any GPU"
 )
-CURVES = (
-    "rates of matrix products and collectives are told, not written: the calibration has no coefficient for them;"
-    " put them into your own accelerator's or cluster's file"
+
+AUTOCAST = (
+    "16-bit copies of weights, which autocast makes in each step, are predicted as parameters and measured as other"
+    " bytes of the peak"
 )
 
 
@@ -36,38 +42,98 @@ def calibrate(
 
     ============================  ====================================================================================
     memory_fraction               bytes/s of copy and addition over the data sheet's
-    sustained_matmul_fraction     FLOP/s of one large product for seconds, over what the matmul curve says is reached
+    sustained_matmul_fraction     FLOP/s of one large product for seconds over those of the line through all sizes
     step_overhead_seconds         a step without forward, backward and update
     optimizer_traffic_*           seconds of the update over those that one read and write of each state would take
     fragmentation_fraction        GPU: reserved beyond allocated bytes, over activations at the peak
+    machine                       the line of matrix products, memory where the data sheet is plainly another one's,
+                                  and the line of collectives (:mod:`toolkit.calibrate.measured` puts them in place)
     ============================  ====================================================================================
 
     Left out: what one device cannot show (hidden fractions, expert coefficients), and the host's time per layer.
     """
-    accelerator, apart, memory = plan.cluster.accelerator, run["apart"], run["memory"]
-    precision = kernel_precision(plan)
-    bandwidth = traffic_rate(kernels["traffic"])
-    products = matmul_line(kernels["matmul"], bandwidth)
-    reachable = achievable(accelerator, precision) * matmul_curve(accelerator).clock_fraction
-    measured = {
-        "memory_fraction": bandwidth / accelerator.memory_bandwidth_bytes_per_second,
-        "sustained_matmul_fraction": products["sustained_flop_per_second"] / reachable,
-        "step_overhead_seconds": apart["step_seconds"] - apart["passes_seconds"] - apart["update_seconds"],
-    }
+    apart, memory = run["apart"], run["memory"]
+    name, source = f"profile-{plan.name}", f"measured on {run['device']} by toolkit profile, {date}"
+    machine, reached = measured_machine(plan, stated, kernels, source)
+    stated = msgspec.structs.replace(stated, machine=machine)
+    measured = reached | {"step_overhead_seconds": rest_seconds(apart)}
     held = sum(memory[name] for name in ("parameters_bytes", "gradients_bytes", "optimizer_bytes"))
     if memory.get("reserved_bytes") and memory["peak_bytes"] > held:
         measured["fragmentation_fraction"] = (memory["reserved_bytes"] - memory["peak_bytes"]) / (
             memory["peak_bytes"] - held
         )
-    name, source = f"profile-{plan.name}", f"measured on {run['device']} by toolkit profile, {date}"
     first, refused = measured_calibration(stated, measured, name, source)
-    predicted = evaluate(plan.model, plan.cluster, plan.workload, plan.strategy, first).step.optimizer_seconds
+    predicted = calibrated(plan, first).step.optimizer_seconds
     if predicted <= 0.0 or plan.strategy.offload:
         return first, refused
-    traffic = "optimizer_traffic_fused" if plan.strategy.framework == "megatron" else "optimizer_traffic_eager"
+    fused = plan.strategy.framework == "megatron" and plan.workload.kernels != "unfused"
+    traffic = "optimizer_traffic_fused" if fused else "optimizer_traffic_eager"
     update = {traffic: stated[traffic] * apart["update_seconds"] / predicted}
-    found, more = measured_calibration(stated, measured | update, name, source)
-    return found, more
+    return measured_calibration(stated, measured | update, name, source)
+
+
+def measured_machine(
+    plan: Plan, stated: Calibration, kernels: Mapping[str, Any], source: str
+) -> tuple[Machine, dict[str, float]]:
+    """The machine that the kernels show, and the two coefficients that follow from them.
+
+    Memory that reaches a plausible part of the data sheet is a coefficient; any other says that the sheet is another
+    machine's, and what it should have said is written instead.
+    """
+    accelerator, precision = plan.cluster.accelerator, kernel_precision(plan)
+    before = stated.machine
+    if before is not None and before.accelerator != accelerator.name:
+        before = None
+    sheet, fraction = accelerator.memory_bandwidth_bytes_per_second, stated.coefficients["memory_fraction"]
+    bandwidth = traffic_rate(kernels["traffic"])
+    reached = {}
+    if fraction.low <= bandwidth / sheet <= fraction.high:
+        reached["memory_fraction"] = bandwidth / sheet
+        written = before.memory_bytes_per_second if before else 0.0
+    else:
+        sheet = written = bandwidth / fraction.value
+    products = matmul_line(kernels["matmul"], sheet)
+    reached["sustained_matmul_fraction"] = products["sustained_fraction"] / matmul_curve(accelerator).clock_fraction
+    link = link_line(kernels["collectives"])
+    return Machine(
+        accelerator=accelerator.name,
+        source=source,
+        matmul_flop_per_second=(before.matmul_flop_per_second if before else {})
+        | {precision: products["flop_per_second"]},
+        launch_seconds=products["launch_seconds"],
+        memory_bytes_per_second=written,
+        links=(before.links if before else {}) | ({plan.cluster.intra_node.name: link} if link else {}),
+    ), reached
+
+
+def calibrated(plan: Plan, calibration: Calibration) -> Estimate:
+    """The plan's estimates with a calibration, and on the machine that it measured."""
+    cluster = on_measured(plan.cluster, calibration)
+    return evaluate(plan.model, cluster, plan.workload, plan.strategy, calibration)
+
+
+def rest_seconds(apart: Mapping[str, float]) -> float:
+    """A step without forward, backward and update."""
+    return apart["step_seconds"] - apart["passes_seconds"] - apart["update_seconds"]
+
+
+def step_rows(plan: Plan, again: StepEstimate, apart: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Seconds by part of a step: as planned, with what was measured of the machine, and of the step itself."""
+    before = plan.step
+
+    def row(name: str, of: Callable[[StepEstimate], Any], measured: float) -> dict[str, Any]:
+        return {
+            "name": name,
+            "predicted_seconds": of(before),
+            "calibrated_seconds": of(again),
+            "measured_seconds": measured,
+        }
+
+    return [
+        row("forward and backward", lambda s: s.compute_seconds + s.recompute_seconds, apart["passes_seconds"]),
+        row("update", lambda s: s.optimizer_seconds + s.offload_seconds, apart["update_seconds"]),
+        row("the rest", lambda s: s.overhead_seconds, rest_seconds(apart)),
+    ]
 
 
 def document(
@@ -80,17 +146,11 @@ def document(
 ) -> dict[str, Any]:
     """Everything that ``toolkit profile --json`` prints."""
     seconds = statistics.median(step["seconds"] for step in run["steps"])
-    again = evaluate(plan.model, plan.cluster, plan.workload, plan.strategy, fitted)
-    apart, step = run["apart"], plan.step
-    rest = apart["step_seconds"] - apart["passes_seconds"] - apart["update_seconds"]
-    parts = [
-        ("forward and backward", step.compute_seconds + step.recompute_seconds, apart["passes_seconds"]),
-        ("update", step.optimizer_seconds + step.offload_seconds, apart["update_seconds"]),
-        ("the rest", step.overhead_seconds, rest),
-    ]
+    again = calibrated(plan, fitted).step
     bandwidth = traffic_rate(kernels["traffic"])
     accelerator, precision = plan.cluster.accelerator, kernel_precision(plan)
     peak = peak_flop_per_second(accelerator, precision)
+    found = on_measured(plan.cluster, fitted).accelerator
     changed = [name for name, row in fitted.coefficients.items() if row != stated.coefficients[name]]
     return {
         "recipe": plan.recipe or plan.name,
@@ -105,12 +165,12 @@ def document(
         "tokens_per_step": run["steps"][0]["tokens"],
         "tokens_per_second": run["steps"][0]["tokens"] / seconds,
         "step": {
-            "predicted_seconds": step.seconds,
+            "predicted_seconds": plan.step.seconds,
             "measured_seconds": seconds,
             "fastest_seconds": min(each["seconds"] for each in run["steps"]),
             "slowest_seconds": max(each["seconds"] for each in run["steps"]),
-            "calibrated_seconds": again.step.seconds,
-            "parts": [{"name": n, "predicted_seconds": p, "measured_seconds": m} for n, p, m in parts],
+            "calibrated_seconds": again.seconds,
+            "parts": step_rows(plan, again, run["apart"]),
         },
         "data_loading_share": sum(each["data_seconds"] for each in run["steps"])
         / sum(each["seconds"] for each in run["steps"]),
@@ -120,7 +180,7 @@ def document(
             "precision": precision,
             "memory_bytes_per_second": bandwidth,
             "matmul": [row | {"fraction_of_peak": row["flop"] / row["seconds"] / peak} for row in kernels["matmul"]],
-            "matmul_line": matmul_line(kernels["matmul"], bandwidth),
+            "matmul_line": matmul_line(kernels["matmul"], found.memory_bandwidth_bytes_per_second),
             "traffic": kernels["traffic"],
             "collectives": kernels["collectives"],
             "collective_lines": collective_lines(kernels["collectives"]),
@@ -131,10 +191,15 @@ def document(
                 name: {"value": fitted[name], "before": stated[name], "unit": fitted.coefficients[name].unit}
                 for name in changed
             },
+            "machine": msgspec.to_builtins(fitted.machine),
             "as_before": len(fitted.coefficients) - len(changed),
             "not_taken_over": list(refused),
         },
-        "notes": [*([ON_CPU] if run["kind"] == "cpu" else []), *_beyond(plan, kernels["matmul"], peak), CURVES],
+        "notes": [
+            *([ON_CPU] if run["kind"] == "cpu" else []),
+            *([AUTOCAST] if plan.strategy.framework == "ddp" and not pure(plan.workload, "ddp") else []),
+            *_beyond(plan, kernels["matmul"], peak),
+        ],
     }
 
 
@@ -145,7 +210,7 @@ def _beyond(plan: Plan, rows: Sequence[Mapping[str, float]], peak: float) -> lis
         return []
     return [
         f"a product ran at {best / 1e12:.3g} TFLOP/s, and the peak of {plan.cluster.accelerator.name} is given as"
-        f" {peak / 1e12:.3g}: that figure is wrong for this machine, and every predicted time too long with it"
+        f" {peak / 1e12:.3g}: that figure is wrong for this machine; with the calibration the measured rate is used"
     ]
 
 

@@ -71,8 +71,14 @@ def _of_architecture(name: str, accelerator: Accelerator) -> dict[str, Any]:
 
 
 def matmul_curve(accelerator: Accelerator) -> MatmulCurve:
-    """The row of the accelerator's architecture in matmul.toml, or the assumed row ``other``."""
-    return msgspec.convert(_of_architecture("matmul", accelerator), MatmulCurve)
+    """The row of the accelerator's architecture in matmul.toml, or the assumed row ``other``.
+
+    A machine whose kernels were measured starts them as fast as it did.
+    """
+    found = msgspec.convert(_of_architecture("matmul", accelerator), MatmulCurve)
+    if accelerator.launch_seconds:
+        found = msgspec.structs.replace(found, launch_seconds=accelerator.launch_seconds)
+    return found
 
 
 def attention_curve(accelerator: Accelerator, generation: int = 3) -> AttentionCurve:
@@ -85,7 +91,22 @@ def attention_curve(accelerator: Accelerator, generation: int = 3) -> AttentionC
 
 
 def fabric_curve(link: Link) -> FabricCurve:
-    """The first row of fabric.toml one of whose words begins a word of the link's name, else the row ``other``."""
+    """The first row of fabric.toml one of whose words begins a word of the link's name, else the row ``other``.
+
+    A link over which collectives were measured has their fractions and start; all-to-all as fast as a ring.
+    """
+    if link.ring_bytes_per_second:
+        ring = link.ring_bytes_per_second / link.bandwidth_bytes_per_second
+        return FabricCurve(
+            words=(link.name,),
+            ring_fraction=ring,
+            all_reduce_fraction=link.all_reduce_bytes_per_second / link.bandwidth_bytes_per_second,
+            all_to_all_fraction=ring,
+            start_seconds=link.start_seconds,
+            hop_seconds=0.0,
+            status="measured",
+            source=link.source,
+        )
     rows = _load("fabric")
     name = " " + link.name.lower().replace("_", " ").replace("-", " ")
     for row in rows.values():

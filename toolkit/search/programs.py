@@ -12,7 +12,7 @@ def programs(request: Request, one: str, other: str) -> str:
         return ""
     workload = request.workload
     if "megatron" in (one, other):
-        if workload.kernels in FUSED_LAYERS:
+        if workload.kernels in (*FUSED_LAYERS, "unfused"):
             return ""
         return "Megatron's layers are fused kernels, those of Hugging Face models eager ones"
     if "ddp" not in (one, other) or workload.precision == "fp32" or workload.weights != "default":
