@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from toolkit.errors import Problem, ToolkitError
+from toolkit.runtime.together import Group
 
 Result = TypeVar("Result")
 
@@ -45,6 +46,33 @@ def on_first_rank(function: Callable[[], Result], rank: int) -> Result:
     if problems:
         raise ToolkitError(*problems)
     return result  # type: ignore[return-value]
+
+
+def shared(function: Callable[[], Result], group: Group) -> Result:
+    """What the function gives on the first rank of a group, on all of them; a ToolkitError of it is raised on all."""
+    problems: tuple[Problem, ...] = ()
+    result: Result | None = None
+    if group.rank == 0:
+        try:
+            result = function()
+        except ToolkitError as error:
+            problems = error.problems
+    problems, result = group.share((problems, result))[0]
+    if problems:
+        raise ToolkitError(*problems)
+    return result  # type: ignore[return-value]
+
+
+def everywhere(function: Callable[[], None], group: Group) -> None:
+    """Run a function on every rank of a group; a ToolkitError of any is raised on all, each problem once."""
+    problems: tuple[Problem, ...] = ()
+    try:
+        function()
+    except ToolkitError as error:
+        problems = error.problems
+    found = dict.fromkeys(problem for each in group.share(problems) for problem in each)
+    if found:
+        raise ToolkitError(*found)
 
 
 def leave() -> None:

@@ -1,25 +1,46 @@
-"""From which checkpoint a start goes on, and which starts must not."""
+"""From which checkpoint a start goes on, by which way, and which starts must not.
+
+:func:`find` is the one call: the same layout loads as it is, other ranks or another ZeRO stage through DeepSpeed's
+universal form (written here, once, by one rank), other degrees of megatron-core by its own loader, and what no loader
+can do is a sentence before any engine starts.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import platform
+import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from recipes.ranks import everywhere, shared
 from toolkit.errors import ToolkitError
 from toolkit.plan import Plan
 from toolkit.recipe import contract_sha256
-from toolkit.runtime import checkpoint
+from toolkit.runtime import checkpoint, reshard
+from toolkit.runtime.together import ALONE, Group
+
+CONVERTED = "universal"  # folder of the run that holds checkpoints in DeepSpeed's universal form
+
+
+class Start(NamedTuple):
+    """``path`` is what to load; ``name`` the checkpoint that it is, or was made from, written after ``step``."""
+
+    path: Path
+    name: str
+    step: int
+    route: reshard.Route
+    facts: dict[str, Any]
+
+    @property
+    def converted(self) -> bool:
+        """Whether ``path`` is in DeepSpeed's universal form."""
+        return self.route.kind == reshard.UNIVERSAL
 
 
 def facts(plan: Plan) -> dict[str, Any]:
-    """What a later start must share with a checkpoint to go on from it."""
-    strategy = plan.strategy
-    return {
-        "contract_sha256": contract_sha256(plan.contract),
-        "framework": strategy.framework,
-        "zero_stage": strategy.zero_stage,
-        "world_size": strategy.dp,
-    }
+    """What a later start must share with a checkpoint to go on from it, and what decides how."""
+    return {"contract_sha256": contract_sha256(plan.contract)} | reshard.facts(plan.strategy, plan.workload)
 
 
 def finished(plan: Plan, folder: Path) -> dict[str, Any] | None:
@@ -31,24 +52,81 @@ def finished(plan: Plan, folder: Path) -> dict[str, Any] | None:
 
 
 def newest(plan: Plan, folder: Path) -> str | None:
-    """Name of the newest whole checkpoint, after torn ones were set aside; for one rank to call.
-
-    Raises ToolkitError for a checkpoint that this plan cannot continue. DDP keeps the whole state on each
-    rank and FSDP's checkpoints can be cut anew; DeepSpeed's are tied to their stage and rank count (it fails
-    with a bare AssertionError at ZeRO-3).
-    """
+    """Name of the newest valid checkpoint, which this plan must be able to continue; for one rank to call."""
     checkpoint.set_aside_incomplete(folder)
-    whole = checkpoint.complete(folder)
-    if not whole:
+    path = checkpoint.newest_valid(folder)
+    if path is None:
         return None
-    saved, wanted = checkpoint.facts(whole[-1]), facts(plan)
+    _route(plan, path)
+    return path.name
+
+
+def find(plan: Plan, folder: Path, group: Group = ALONE) -> Start | None:
+    """The newest valid checkpoint, in the form that this plan's framework and ranks can load; all ranks call it.
+
+    Torn ones are set aside before. Raises ToolkitError on every rank for one that this plan cannot continue
+    (:func:`toolkit.runtime.reshard.route`), and where a machine does not see what rank 0 sees.
+    """
+    if group.rank == 0:
+        checkpoint.set_aside_incomplete(folder)
+    path = checkpoint.newest_valid(folder, group)
+    if path is None:
+        return None
+    start = shared(lambda: _start(plan, folder, path), group)
+    everywhere(lambda: _require_visible(start), group)
+    return start
+
+
+def _start(plan: Plan, folder: Path, path: Path) -> Start:
+    saved, route = _route(plan, path)
+    loaded = _universal(folder, path, saved) if route.kind == reshard.UNIVERSAL else path
+    return Start(loaded, path.name, int(saved["step"]), route, saved)
+
+
+def _route(plan: Plan, path: Path) -> tuple[dict[str, Any], reshard.Route]:
+    saved, wanted = checkpoint.facts(path), facts(plan)
     if saved.get("contract_sha256") != wanted["contract_sha256"]:
-        raise ToolkitError(f"{whole[-1]} belongs to another experiment", remedy="give another --output-dir")
-    keys = ("framework", "zero_stage", "world_size") if wanted["framework"] == "deepspeed" else ("framework",)
-    if any(saved.get(key) != wanted[key] for key in keys):
-        have, need = (", ".join(f"{key} {values.get(key)}" for key in keys) for values in (saved, wanted))
+        raise ToolkitError(f"{path} belongs to another experiment", remedy="give another --output-dir")
+    return saved, reshard.route(saved, wanted, str(path))
+
+
+def _universal(folder: Path, path: Path, saved: dict[str, Any]) -> Path:
+    """The universal form of a checkpoint, committed in a folder of its own; one made before is taken as it is."""
+    from toolkit.runtime import universal
+
+    store, step = folder / CONVERTED, int(saved["step"])
+    checkpoint.set_aside_incomplete(store)
+    valid = checkpoint.newest_valid(store)
+    if valid is not None and checkpoint.facts(valid).get("made_from") == _mark(path):
+        return valid
+    target = checkpoint.begin(store, step)
+    universal.convert(path, target)
+    checkpoint.commit(target, saved | {"made_from": _mark(path)})
+    return target
+
+
+def _mark(path: Path) -> str:
+    """Tells this checkpoint from one of the same name that was written later."""
+    return hashlib.sha256((path / checkpoint.MANIFEST).read_bytes()).hexdigest()
+
+
+def _require_visible(start: Start) -> None:
+    if not (start.path / checkpoint.MANIFEST).is_file():
         raise ToolkitError(
-            f"{whole[-1]} was saved with {have}; the plan has {need}",
-            remedy="resume with the layout it was saved with, or start anew in another --output-dir",
+            f"{platform.node()} does not see {start.path}, from which rank 0 goes on",
+            remedy="the output directory must be on storage that all nodes share",
         )
-    return whole[-1].name
+
+
+def describe(start: Start) -> str:
+    """Where the run goes on, and how its state got into this layout."""
+    how = "" if start.route.kind == reshard.PLAIN else f" ({start.route.kind}: {start.route.why})"
+    return f"resuming from {start.name}{how}"
+
+
+def drop_converted(folder: Path) -> None:
+    """Delete universal forms, once there is a newer checkpoint of the run's own layout; for one rank to call."""
+    store = folder / CONVERTED
+    for path in checkpoint.complete(store):
+        checkpoint.discard(path)
+    shutil.rmtree(store, ignore_errors=True)

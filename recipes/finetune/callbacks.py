@@ -10,6 +10,7 @@ from typing import Any, TextIO
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from recipes import resume
 from recipes.finetune.batches import prove_isolation
 from recipes.ranks import barrier
 from toolkit.plan import Plan
@@ -153,3 +154,12 @@ class CommitCheckpoints(TrainerCallback):
             checkpoint.commit(directory / f"checkpoint-{state.global_step}", self.facts | {"step": state.global_step})
             checkpoint.prune(directory, self.keep)
         barrier()
+
+
+class DropConverted(TrainerCallback):
+    """The universal form that a run went on from is of no use once there is a newer checkpoint of its own layout."""
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Runs after the commit of that checkpoint."""
+        if args.process_index == 0:
+            resume.drop_converted(Path(args.output_dir))

@@ -24,7 +24,7 @@ from recipes.finetune import model as models
 from toolkit import plan as plans
 from toolkit.errors import ToolkitError
 from toolkit.plan import Plan
-from toolkit.runtime import checkpoint
+from toolkit.runtime import checkpoint, together
 from toolkit.runtime.signals import StopRequest, stopped_exit_code
 from toolkit.runtime.telemetry import Telemetry, run_record, write_durably
 
@@ -110,7 +110,7 @@ def _train(
 
         # accelerate tells DeepSpeed of the group on GPUs only, and ZeRO-3 would shard over a world of 1
         deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
-    from recipes.finetune import batches, callbacks
+    from recipes.finetune import batches, callbacks, randomness
     from recipes.finetune.trainer import ContractTrainer
 
     rank = training.process_index
@@ -123,11 +123,13 @@ def _train(
     train_blocks, held_out = data.split(blocks)
     total = schedule.total_steps(plan.contract, len(train_blocks.tokens))
     last = training.max_steps = min(total, options.max_steps) if options.max_steps > 0 else total
-    start = ranks.on_first_rank(lambda: resume.newest(plan, folder), rank)
-    if start and (reached := checkpoint.facts(folder / start)["step"]) >= last < total:
-        say(f"{folder / start} is at step {reached} already, --max-steps is {last}", flush=True)
+    start = resume.find(plan, folder, together.group())
+    if start and start.step >= last < total:
+        say(f"{folder / start.name} is at step {start.step} already, --max-steps is {last}", flush=True)
         return 0
-    identity = _wandb_identity(folder / start if start else None) if report_to else {}
+    if start and start.converted:
+        training.deepspeed_plugin.hf_ds_config.config["checkpoint"] = {"load_universal": True}
+    identity = _wandb_identity(start) if report_to else {}
     model, said = models.load_model(plan, tokenizer)
     say(f"model: {plan.model.name}, {models.describe_size(model)}, {said}")
     say("data: " + ", ".join(f"{value:,} {name}" for name, value in counts.items() if value))
@@ -136,7 +138,7 @@ def _train(
         f"data: {len(train_blocks.tokens)} training and {len(held_out.tokens)} held-out sequences"
         f" of {plan.contract.sequence_length} tokens; {total} steps of {plan.contract.global_batch_size} sequences"
     )
-    say(f"output: {folder}" + (f", resuming from {start}" if start else ""), flush=True)
+    say(f"output: {folder}" + (f", {resume.describe(start)}" if start else ""), flush=True)
 
     device = "cpu" if checks.is_cpu(plan) else torch.cuda.get_device_name()
     telemetry = Telemetry(folder, run_record(plan.name, text, training.world_size, device), rank)
@@ -147,6 +149,7 @@ def _train(
     trainer = ContractTrainer(
         plan=plan,
         total_steps=total,
+        start=start,
         model=model,
         args=training,
         train_dataset=data.Sequences(train_blocks, total * plan.contract.global_batch_size, plan.contract.seed),
@@ -155,9 +158,11 @@ def _train(
         processing_class=tokenizer,
         callbacks=[
             *([isolation] if several else []),
+            randomness.OwnRandomNumbers(plan.contract.seed),
             record,
             callbacks.SaveOnRequest(stop),
             callbacks.CommitCheckpoints(resume.facts(plan) | identity, options.keep),
+            callbacks.DropConverted(),
         ],
     )
     isolation.trainer = trainer
@@ -166,7 +171,7 @@ def _train(
         from recipes.finetune import trace
 
         trace.attach(trainer, options.trace)
-    trainer.train(resume_from_checkpoint=str(folder / start) if start else None)
+    trainer.train(resume_from_checkpoint=str(start.path) if start else None)
     step = trainer.state.global_step
     if step < last:
         telemetry.close()
@@ -206,9 +211,9 @@ def _blocks(plan: Plan, tokenizer: Any, pad: int, folder: Path, rank: int) -> tu
     return data.load(cache), counts, remark
 
 
-def _wandb_identity(checkpoint_folder: Path | None) -> dict[str, str]:
+def _wandb_identity(start: resume.Start | None) -> dict[str, str]:
     """The run's id at wandb, which goes into every checkpoint, and comes from the one that the run goes on from."""
-    saved = checkpoint.facts(checkpoint_folder).get("wandb_run_id") if checkpoint_folder else None
+    saved = start.facts.get("wandb_run_id") if start else None
     if saved:
         os.environ["WANDB_RUN_ID"] = saved
     return {"wandb_run_id": os.environ["WANDB_RUN_ID"]} if "WANDB_RUN_ID" in os.environ else {}

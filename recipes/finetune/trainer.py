@@ -13,6 +13,7 @@ from recipes import ranks
 from recipes.finetune.batches import nothing
 from recipes.finetune.checks import is_cpu
 from recipes.finetune.packing import IGNORED
+from recipes.resume import Start
 from recipes.schedule import learning_rate
 from toolkit.errors import ToolkitError
 from toolkit.plan import Plan
@@ -21,8 +22,8 @@ from toolkit.plan import Plan
 class ContractTrainer(Trainer):
     """The Hugging Face Trainer on the learning rate of the contract, whatever the framework beneath."""
 
-    def __init__(self, plan: Plan, total_steps: int, **keywords: Any) -> None:
-        self.plan, self.total_steps = plan, total_steps
+    def __init__(self, plan: Plan, total_steps: int, start: Start | None = None, **keywords: Any) -> None:
+        self.plan, self.total_steps, self.start = plan, total_steps, start
         self.own_use_cache = getattr(keywords["model"].config, "use_cache", None)  # the Trainer switches it off
         super().__init__(**keywords)
         if not self.model_accepts_loss_kwargs:  # then the Trainer takes a mean over micro batches of their means
@@ -101,5 +102,28 @@ class ContractTrainer(Trainer):
                 eps=contract.adam_epsilon,
                 adamw_mode=True,
             )
-            return self.optimizer
-        return super().create_optimizer(model)
+        else:
+            super().create_optimizer(model)
+        self._decays = [group["weight_decay"] for group in self.optimizer.param_groups]
+        return self.optimizer
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Repairs two silent faults of DeepSpeed 0.19.8 when stage 3 loads a universal checkpoint (``stage3.py``).
+
+        All weights get one and the same tensor for their step, which each group of the optimizer then counts up; and
+        every group gets the settings of the first, so that norms and biases would decay.
+        """
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None or self.start is None or not self.start.converted:
+            return
+        optimizer = self.model_wrapped.optimizer.optimizer
+        for group, decay in zip(optimizer.param_groups, self._decays, strict=True):
+            group["weight_decay"] = decay
+        for state in optimizer.state.values():
+            if isinstance(state.get("step"), torch.Tensor):
+                state["step"] = state["step"].clone()
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """Saved random states are those of as many ranks; others draw from seeds of their own (randomness.py)."""
+        if self.start is None or self.start.facts.get("world_size", self.args.world_size) == self.args.world_size:
+            super()._load_rng_state(checkpoint)
