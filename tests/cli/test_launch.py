@@ -7,13 +7,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 from tests import finetune_runs
 from toolkit import plan as plans
+from toolkit.cli.here import check_runs_here, on_this_machine
 from toolkit.cli.launch import command
 from toolkit.errors import NoFeasiblePlan, ToolkitError
+from toolkit.registry.clusters import resolve_cluster
 from toolkit.registry.recipes import all_recipes, load_recipe
 from toolkit.runtime.telemetry import read_steps
 
@@ -78,6 +81,27 @@ def test_bad_files_are_sentences(tmp_path: Path) -> None:
         launch(str(tmp_path / "other.json"), "--dry-run")
     with pytest.raises(ToolkitError, match="--json is for"):
         launch(str(tmp_path / "other.json"))
+
+
+def test_a_machine_without_gpus_plans_for_its_processors_and_starts_nothing_for_gpus(
+    plan_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # no driver's tool there
+    assert on_this_machine({"cluster": None, "accelerator": None, "gpus": "2"})["cluster"] == "local-cpu"
+    assert "no GPU, its processors" in capsys.readouterr().err
+    for named in ({"cluster": "dgx-h100"}, {"accelerator": "a100"}):
+        assert on_this_machine(named) == named
+    here = plans.load(plan_file.read_bytes())
+    check_runs_here(here)
+    gpus = resolve_cluster("2", accelerator="h100")
+    if not list(Path("/dev").glob("nvidia[0-9]*")):  # else it may well run here
+        with pytest.raises(ToolkitError, match="this machine has no GPU"):
+            check_runs_here(msgspec.structs.replace(here, cluster=gpus))
+
+
+def test_the_plan_is_told_before_it_starts(tmp_path: Path) -> None:
+    done = CliRunner().invoke(command, [*LOCAL, "--dry-run", "--out", str(tmp_path)], catch_exceptions=False)
+    assert "tiny@1 on 1 x 2 cpu: deepspeed zero2 dp2" in done.stderr and "(fits)" in done.stderr
 
 
 LOCAL = ("tiny", "--cluster", "local-cpu", "--gpus", "2", "--framework", "deepspeed", "--zero", "2")

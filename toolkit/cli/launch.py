@@ -42,8 +42,11 @@ OF_A_RECIPE = ("gpus", "cluster", "accelerator", "gpus_per_node", "global_batch"
 def command(what: str, program_arguments: tuple[str, ...], **options: Any) -> None:
     """Write the files of a recipe or of PLAN.json, and start them. What follows -- goes to the program.
 
+    A recipe that starts here is planned for this machine's GPUs, or its processors where it has none.
+
     \b
-    toolkit launch tiny --gpus 2 --cluster local-cpu
+    toolkit launch tiny --gpus 2
+    toolkit launch sft-zephyr-7b --gpus 8 --cluster dgx-h100 --submit
     toolkit launch plan/plan.json --submit
     """
     if options["as_json"] and not (options["submit"] or options["dry_run"]):
@@ -56,6 +59,10 @@ def command(what: str, program_arguments: tuple[str, ...], **options: Any) -> No
             f"{plan.name} names no data to train on, its program would end at once",
             remedy="give --dataset NAME|PATH with the recipe's name, or --dry-run to write the files only",
         )
+    if not (options["submit"] or options["dry_run"]):
+        from toolkit.cli.here import check_runs_here
+
+        check_runs_here(plan)
     _write(plan, folder, options["force"])
     script = folder / ("train.sbatch" if options["submit"] else "launch.sh")
     start = ["sbatch" if options["submit"] else "bash", str(script), *program_arguments]
@@ -89,6 +96,10 @@ def _plan(what: str, options: dict[str, Any]) -> tuple[Plan, Path]:
     from toolkit.cli.plan import no_plan, plan
     from toolkit.cli.request import build
 
+    if not (options["submit"] or options["dry_run"]):
+        from toolkit.cli.here import on_this_machine
+
+        options = on_this_machine(options)
     asked = build(options | {"recipe": what})
     ranked, result = plan(asked, 1)
     if not ranked:
@@ -96,7 +107,20 @@ def _plan(what: str, options: dict[str, Any]) -> tuple[Plan, Path]:
     if not options["as_json"]:
         for sentence in asked.contract_notes:
             click.echo(sentence, err=True)
+        click.echo(_told(ranked[0]), err=True)
     return ranked[0], Path(options["out"] or Path("runs") / ranked[0].name).absolute()
+
+
+def _told(plan: Plan) -> str:
+    """For what it was planned, and what the plan says of it."""
+    from toolkit.strategy import describe
+
+    cluster, memory = plan.cluster, plan.memory.total_bytes / 2**30
+    return (
+        f"{plan.recipe} on {cluster.nodes} x {cluster.gpus_per_node} {cluster.accelerator.name}:"
+        f" {describe(plan.strategy)}; predicted {plan.step.seconds:.3g} s a step,"
+        f" {memory:.3g} of {plan.memory_limit_bytes / 2**30:.3g} GiB ({plan.verdict})"
+    )
 
 
 def _write(plan: Plan, folder: Path, force: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,29 +94,15 @@ def _plan(what: str, options: dict[str, Any]) -> Plan:
         from toolkit.cli.files import read_plan
 
         return read_plan(what)
+    from toolkit.cli.here import on_this_machine
     from toolkit.cli.plan import no_plan, plan
     from toolkit.cli.request import build
 
-    if not (options["cluster"] or options["accelerator"]):
-        name = gpu_here()
-        options = options | ({"accelerator": name} if name else {"cluster": "local-cpu"})
-        click.echo(f"this machine: {name or 'no GPU, its processors'}", err=True)
-    asked = build(options | {"recipe": what, "gpus": "1"})
+    asked = build(on_this_machine(options) | {"recipe": what, "gpus": "1"})
     ranked, result = plan(asked, 1)
     if not ranked:
         raise no_plan(asked, result)
     return ranked[0]
-
-
-def gpu_here() -> str:
-    """The first GPU's name as the driver tells it, without the vendor's; empty where there is none."""
-    try:
-        asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-        done = subprocess.run(asked, capture_output=True, text=True, timeout=60)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    names = done.stdout.splitlines() if done.returncode == 0 else []
-    return names[0].strip().removeprefix("NVIDIA ") if names else ""
 
 
 def _refuse_early(folder: Path, force: bool) -> None:
