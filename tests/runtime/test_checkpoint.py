@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolkit.errors import ToolkitError
@@ -39,6 +39,7 @@ def test_a_torn_checkpoint_is_passed_over_and_set_aside(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-10", "incomplete-20", "latest"]
 
 
+@settings(max_examples=25, deadline=None)
 @given(steps=st.sets(st.integers(1, 10_000), max_size=8), keep=st.integers(-1, 5))
 def test_pruning_keeps_the_newest(tmp_path_factory: pytest.TempPathFactory, steps: set[int], keep: int) -> None:
     folder = tmp_path_factory.mktemp("run")

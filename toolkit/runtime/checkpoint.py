@@ -34,7 +34,8 @@ __all__ = ["MANIFEST", "Damage", "FileEntry", "Manifest"]  # by these names they
 FINISHED, LATEST = "FINISHED", "latest"
 COMPLETE = MANIFEST  # its name of old
 # the name that the Hugging Face Trainer gives; ".old" while one of the same step is written anew
-NAME = re.compile(r"checkpoint-(\d+)(\.old)?")
+NAME, SET_ASIDE = re.compile(r"checkpoint-(\d+)(\.old)?"), re.compile(r"incomplete-(\d+)(\.old)?")
+HALF_WRITTEN = re.compile(rf"\.({LATEST}|{FINISHED})\.\d+")
 
 
 def begin(directory: str | Path, step: int, group: Group = ALONE) -> Path:
@@ -153,12 +154,40 @@ def set_aside_incomplete(directory: str | Path) -> list[Path]:
     return [_set_aside(path) for path in _all(directory) if not is_complete(path)]
 
 
+def clean(directory: str | Path) -> list[Path]:
+    """What a start does first, on one rank: set torn checkpoints aside, delete half-written pointers.
+
+    Of a step that was being saved again, the older checkpoint gets its name back where the newer is not whole.
+    """
+    folder = Path(directory)
+    if not folder.is_dir():
+        return []
+    for path in folder.iterdir():
+        if HALF_WRITTEN.fullmatch(path.name):
+            durable.remove(path)
+    moved = set_aside_incomplete(folder)
+    for old in [path for path in _all(folder) if path.name.endswith(".old")]:
+        path = old.with_name(old.name.removesuffix(".old"))
+        if path.exists():
+            discard(old)
+        else:
+            durable.rename(old, path)
+    return moved
+
+
 def prune(directory: str | Path, keep: int = 2, keep_every: int = 0) -> list[Path]:
-    """Delete what :func:`retention.doomed` gives of the whole checkpoints; returns what went. For one rank to call."""
-    whole = [(path, manifest.read(path).step) for path in complete(directory)]
-    gone = retention.doomed(whole, keep, keep_every)
+    """Delete what :func:`retention.doomed` gives of the whole checkpoints; returns what went. For one rank to call.
+
+    Torn ones that were set aside go too, once there is a whole one as new as they are.
+    """
+    whole = {path: manifest.read(path).step for path in complete(directory)}
+    gone = retention.doomed(whole.items(), keep, keep_every)
     for path in gone:
         discard(path)
+    newest = max(whole.values(), default=-1)
+    for path, step in _named(directory, SET_ASIDE):
+        if step <= newest:
+            durable.remove_tree(path)
     return gone
 
 
@@ -192,8 +221,13 @@ def _set_aside(path: Path) -> Path:
 
 
 def _all(directory: str | Path) -> list[Path]:
+    return [path for path, _ in _named(directory, NAME)]
+
+
+def _named(directory: str | Path, name: re.Pattern[str]) -> list[tuple[Path, int]]:
+    """Folders and steps, the oldest step first; of one step the one that is being replaced first."""
     folder = Path(directory)
     if not folder.is_dir():
         return []
-    found = [(int(match[1]), not match[2], path) for path in folder.iterdir() if (match := NAME.fullmatch(path.name))]
-    return [path for _, _, path in sorted(found)]
+    found = [(int(match[1]), not match[2], path) for path in folder.iterdir() if (match := name.fullmatch(path.name))]
+    return [(path, step) for step, _, path in sorted(found)]

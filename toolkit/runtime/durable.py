@@ -72,7 +72,8 @@ def sync_directory(path: Path) -> None:
 
 def make_directory(path: Path) -> None:
     """Make a folder that must not exist, and its parents; the name is on the disk afterwards."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.parent.is_dir():
+        path.parent.mkdir(parents=True, exist_ok=True)
     announce("mkdir", path)
     path.mkdir()
     sync_directory(path.parent)
