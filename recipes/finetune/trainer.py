@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -104,7 +105,8 @@ class ContractTrainer(Trainer):
             )
         else:
             super().create_optimizer(model)
-        self._decays = [group["weight_decay"] for group in self.optimizer.param_groups]
+        # DeepSpeed leaves out groups that have no parameters (of adapters none is a norm or a bias)
+        self._decays = [group["weight_decay"] for group in self.optimizer.param_groups if group["params"]]
         return self.optimizer
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -114,7 +116,7 @@ class ContractTrainer(Trainer):
         every group gets the settings of the first, so that norms and biases would decay.
         """
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is None or self.start is None or not self.start.converted:
+        if checkpoint is None or not (self.start and self.start.converted) or self.plan.strategy.zero_stage < 3:
             return
         optimizer = self.model_wrapped.optimizer.optimizer
         for group, decay in zip(optimizer.param_groups, self._decays, strict=True):
@@ -122,6 +124,16 @@ class ContractTrainer(Trainer):
         for state in optimizer.state.values():
             if isinstance(state.get("step"), torch.Tensor):
                 state["step"] = state["step"].clone()
+
+    def _save_checkpoint(self, *positional: Any, **keywords: Any) -> None:
+        """FSDP's shards alone do not say what model they are of, and with which tokens it was trained."""
+        super()._save_checkpoint(*positional, **keywords)
+        if self.is_fsdp_enabled and self.args.should_save:
+            folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+            self.model.config.save_pretrained(folder)
+            for config in getattr(self.model, "peft_config", {}).values():
+                config.save_pretrained(folder)
+            self.processing_class.save_pretrained(folder)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Saved random states are those of as many ranks; others draw from seeds of their own (randomness.py)."""

@@ -5,7 +5,7 @@ not obvious: the distributed optimizer must be told ``fully_reshardable`` at eve
 fails in 0.16.1: "ShardedTensor.flattened_range is not supported"), and a checkpoint of the distributed
 optimizer cannot be loaded into the ordinary one, nor one of several expert-parallel ranks into one.
 
-Not saved: random states. They matter to dropout only, which pretraining does not use here.
+Random states go into a file per rank (random_states.py), taken up where the layout is the same.
 """
 
 from __future__ import annotations
@@ -20,29 +20,25 @@ from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyPara
 
 from recipes import ranks
 from recipes import resume as runs
+from recipes.pretrain import random_states
 from recipes.pretrain.model import Built
 from toolkit.errors import ToolkitError
 from toolkit.plan import Plan
-from toolkit.runtime import checkpoint
+from toolkit.runtime import reshard, together
+from toolkit.runtime.saver import start_from_durable
 
 
-def save(plan: Plan, folder: Path, built: Built, step: int, keep: int, position: dict[str, Any]) -> None:
-    """Write ``checkpoint-N``, declare it whole once every rank has written, and drop older ones.
+def write(plan: Plan, target: Path, built: Built, step: int, background: bool = False) -> Any:
+    """Write the state to a fresh folder, every rank its share; what is in it is no checkpoint before it is committed.
 
-    ``position`` is recorded with it: which data was read, and up to where.
+    In the background it returns the library's request (``AsyncRequest``) when the state has been copied to host
+    memory, for a queue to write out; else None, and all is written.
     """
     whole_parameters(built)
-    target = folder / f"checkpoint-{step}"
-    first = torch.distributed.get_rank() == 0
-    if first:
-        target.mkdir(parents=True)
-    torch.distributed.barrier()
-    dist_checkpointing.save(_state(plan, built, step), str(target), save_strategy(), None)
-    torch.distributed.barrier()
-    if first:
-        checkpoint.commit(target, facts(plan) | {"step": step} | position)
-        checkpoint.prune(folder, keep)
-    torch.distributed.barrier()
+    strategy = save_strategy()
+    return dist_checkpointing.save(
+        _state(plan, built, step), str(target), strategy, None, async_sharded_save=background
+    )
 
 
 def whole_parameters(built: Built) -> None:
@@ -52,46 +48,35 @@ def whole_parameters(built: Built) -> None:
             chunk.start_param_sync(force_sync=True)
 
 
-def resume(plan: Plan, folder: Path, built: Built, rank: int, data_sha256: str) -> int:
-    """Load the newest whole checkpoint of this experiment; the step after which it was written, 0 without one."""
-    name = ranks.on_first_rank(lambda: _newest(plan, folder, data_sha256), rank)
-    if name is None:
-        return 0
-    state = dist_checkpointing.load(_state(plan, built, 0, loading=True), str(folder / name), strict="raise_unexpected")
+def resume(plan: Plan, folder: Path, built: Built, data_sha256: str, durable: str = "") -> runs.Start | None:
+    """Load the newest valid checkpoint of this experiment, whatever its degrees, if any. All ranks call it."""
+    group = together.group()
+    start_from_durable(folder, durable, group)
+    start = runs.find(plan, folder, group)
+    if start is None:
+        return None
+    ranks.everywhere(lambda: _require_data(plan, start, data_sha256), group)
+    state = dist_checkpointing.load(_state(plan, built, 0, loading=True), str(start.path), strict="raise_unexpected")
     for key, chunk in zip(keys(built.chunks), built.chunks, strict=True):
         chunk.module.load_state_dict(state[key])
     with torch.no_grad():
         built.optimizer.load_state_dict(state["optimizer"])
-    return int(state["step"])
-
-
-def facts(plan: Plan) -> dict[str, Any]:
-    """What a later start must share with a checkpoint to go on from it."""
-    return runs.facts(plan) | {"distributed_optimizer": plan.strategy.zero_stage > 0, "ep": plan.strategy.ep}
-
-
-def _newest(plan: Plan, folder: Path, data_sha256: str) -> str | None:
-    name = runs.newest(plan, folder)
-    if name is None:
-        return None
-    saved, wanted = checkpoint.facts(folder / name), facts(plan)
-    if saved.get("distributed_optimizer") != wanted["distributed_optimizer"]:
+    if state["step"] != start.step:
         raise ToolkitError(
-            f"{folder / name} was saved {'with' if saved.get('distributed_optimizer') else 'without'} the distributed"
-            " optimizer, the plan is the other way",
-            remedy=f"plan again with --zero {int(bool(saved.get('distributed_optimizer')))}",
+            f"{start.path} holds the state after step {state['step']}, its manifest says {start.step}",
+            remedy="toolkit ckpt verify names damaged files; choose an older checkpoint",
         )
-    if saved.get("data_sha256", data_sha256) != data_sha256:
+    if start.route.kind == reshard.PLAIN:
+        random_states.load(start.path, group.rank)
+    return start
+
+
+def _require_data(plan: Plan, start: runs.Start, data_sha256: str) -> None:
+    if start.facts.get("data_sha256", data_sha256) != data_sha256:
         raise ToolkitError(
-            f"{folder / name} was trained on other tokens than {plan.contract.dataset!r} now has",
+            f"{start.path} was trained on other tokens than {plan.contract.dataset!r} now has",
             remedy="restore the data, or start anew in another --output-dir",
         )
-    if (saved.get("ep", 1) == 1) != (wanted["ep"] == 1):
-        raise ToolkitError(
-            f"{folder / name} was saved with ep {saved.get('ep', 1)}, the plan has ep {wanted['ep']}",
-            remedy="the optimizer state cannot go between ep 1 and more; any ep above 1 can follow any other",
-        )
-    return name
 
 
 def save_strategy() -> Any:

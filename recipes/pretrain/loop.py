@@ -47,7 +47,7 @@ def train(
     last = min(total, options.max_steps) if options.max_steps > 0 else total
     weights, origin = hugging_face.initial_weights(plan, core, rank)
     built = model.build(core, machine, plan.model.vocab_size, weights)
-    start = checkpoints.resume(plan, folder, built, rank, text.sha256)
+    start = checkpoints.resume(plan, folder, built, text.sha256)
     for note in built.notes:
         say(f"note: {note}")
     say(f"model: {plan.model.name}, {origin}")
@@ -55,7 +55,7 @@ def train(
         f"data: {len(text.train)} training and {len(text.held_out or ())} held-out sequences of"
         f" {text.train.sequence_length} tokens; {total} steps of {contract.global_batch_size} sequences"
     )
-    say(f"output: {folder}" + (f", resuming after step {start}" if start else ""), flush=True)
+    say(f"output: {folder}" + (f", {resume.describe(start)}" if start else ""), flush=True)
     record = run_record(plan.name, plan_text, torch.distributed.get_world_size(), machine.name)
     telemetry = Telemetry(folder, record, rank)
     if options.trace is not None:
@@ -73,8 +73,9 @@ def train(
             reports.log(step, {"held_out_loss": found})
         return found
 
-    stopped, loss, step = False, float("nan"), start
-    for step in range(start + 1, last + 1):
+    done = start.step if start else 0
+    stopped, loss, step = False, float("nan"), done
+    for step in range(done + 1, last + 1):
         started = time.perf_counter()
         rate = schedule.learning_rate(step - 1, total, contract)
         model.set_learning_rate(built.optimizer, rate, contract.weight_decay)

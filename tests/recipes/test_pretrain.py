@@ -164,7 +164,7 @@ def test_a_stopped_run_goes_on_where_it_was_on_another_layout(tmp_path, single):
     assert "step 2/5" in said and "step 3/5" not in said
     assert not (tmp_path / "run" / "FINISHED").exists()
     said = start(tmp_path, pretrain_plan(tp=2, sequence_parallel=1, zero_stage=1), 2)
-    assert "resuming after step 2" in said and "step 2/5" not in said
+    assert "resuming from checkpoint-2 (distributed: tp 1 to 2, dp 2 to 1)" in said and "step 2/5" not in said
     assert (tmp_path / "run" / "FINISHED").is_file()
     assert_same(telemetry.read_steps(tmp_path / "run"), single)
 

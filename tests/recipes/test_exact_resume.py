@@ -1,0 +1,101 @@
+"""A fine-tuning run that is killed and started again is the run that never was: to the last bit, on one layout.
+
+Shuffled, with accumulation, from the middle of an epoch over its edge; LoRA with dropout, so that random states matter.
+On other ranks or another ZeRO stage: the same samples, and what rounding explains (docs/parity.md).
+"""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests import finetune_runs
+from tests import resumed_runs as runs
+from tests.resumed_runs import LAST, SAVED
+from toolkit.plan import Plan
+from toolkit.runtime.telemetry import read_steps
+from toolkit.verify.parity.compare import compare
+
+pytestmark = pytest.mark.slow
+
+LAYOUTS = {
+    "ddp": {"framework": "ddp"},
+    "zero1": {"zero": 1},
+    "zero2": {"zero": 2},
+    "zero3": {"zero": 3},
+    "lora": {"framework": "ddp", "method": "lora", "lora_dropout": 0.1},
+    "zero3-lora": {"zero": 3, "method": "lora"},
+    "fsdp": {"framework": "fsdp"},
+}
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("resume")
+
+
+def plan_of(shared: Path, layout: str, ranks: int = 2) -> Plan:
+    settings = runs.settings(shared) | {"precision": "fp32", "sequence_length": runs.WIDTH}
+    return finetune_runs.tiny_plan(ranks=ranks, micro_batch=2, **(settings | LAYOUTS[layout]))
+
+
+@pytest.fixture(scope="module")
+def straight(shared: Path) -> Callable[[str], Path]:
+    """The run of a layout on two ranks that nothing happens to, once."""
+
+    def made(layout: str) -> Path:
+        folder = shared / layout
+        if not folder.exists():
+            runs.run(plan_of(shared, layout), folder)
+        return folder
+
+    return made
+
+
+@pytest.mark.parametrize("layout", ["ddp", "zero1", "zero2", "zero3", "lora"])
+def test_a_killed_run_is_the_one_that_was_not(
+    layout: str, straight: Callable[[str], Path], shared: Path, tmp_path: Path
+) -> None:
+    whole, plan = straight(layout), plan_of(shared, layout)
+    first = runs.killed_after_save(plan, tmp_path, random.uniform(0.0, 1.5)) + 1  # in the next step, or the one after
+    said = runs.run(plan, tmp_path)
+    assert f"resuming from checkpoint-{first - 1}" in said
+    runs.assert_same_steps(whole, tmp_path, start=1, first=first)
+    ends = [folder / "run" / f"checkpoint-{LAST}" for folder in (whole, tmp_path)]
+    assert runs.assert_same_checkpoints(*ends) > 100
+    assert (ends[0] / "rng_state_1.pth").exists()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "ranks", "way"),
+    [
+        ("zero2", "zero3", 4, "universal"),
+        ("zero3", "zero1", 1, "universal"),
+        ("zero1", "zero2", 4, "universal"),
+        ("zero3-lora", "zero3-lora", 1, "universal"),
+        ("ddp", "ddp", 1, ""),
+        ("fsdp", "fsdp", 4, ""),
+    ],
+)
+def test_another_layout_goes_on_with_the_same_samples_within_rounding(
+    before: str, after: str, ranks: int, way: str, straight: Callable[[str], Path], shared: Path, tmp_path: Path
+) -> None:
+    whole, plan = straight(before), plan_of(shared, after, ranks)
+    other = tmp_path / "other"
+    (other / "run").mkdir(parents=True)
+    runs.give(whole, other, SAVED)
+    said = runs.run(plan, other)
+    assert f"resuming from checkpoint-{SAVED}" + (f" ({way}: " if way else "\n") in said
+    one = runs.trace_of(whole, 0)
+    two = runs.spliced(whole, other, 0, SAVED + 1, tmp_path / "spliced")
+    assert two.steps == LAST
+    for step in range(SAVED + 1, LAST + 1):
+        assert runs.samples(one, step) == runs.samples(two, step)
+    rates = [[step.learning_rate for step in read_steps(folder / "run")] for folder in (whole, other)]
+    assert rates[0] == rates[1]
+    found = compare(plan, one, two)
+    assert found.steps == LAST and not found.only_in_one
+    assert {row.quantity for row in found.rows if row.step == LAST} >= {"loss", "logged_loss", "weights"}
+    assert found.failing() == []
+    assert not (other / "run" / "universal").exists()  # a checkpoint of the new layout has followed
