@@ -1,48 +1,5 @@
-"""The learning rate and the number of steps of a contract: one formula for every program and framework.
+"""The schedule of a contract, under the name that the training programs know it by (:mod:`toolkit.schedule`)."""
 
-DeepSpeed's, Transformers' and Megatron's own schedulers differ in how they warm up and in where they
-end, and some step once per process. A recipe that moves to another framework must not change
-its learning rate, so the programs take it from here.
-"""
+from toolkit.schedule import SCHEDULES, learning_rate, total_steps
 
-from __future__ import annotations
-
-import math
-
-from toolkit.recipe import CHOICES, Contract, decay_steps, planned_steps, warmup_steps
-
-SCHEDULES = CHOICES["schedule"]
-
-
-def learning_rate(step: int, total_steps: int, contract: Contract) -> float:
-    """Learning rate of optimizer step ``step`` (the first is 0), with peak ``p``, minimum ``m``, warm-up ``w``.
-
-        step < w:  p * step / w
-        cosine:    m + (p - m) * (1 + cos(pi * x)) / 2      x = (step - w) / (total - w), held at 1 after the end
-        linear:    m + (p - m) * (1 - x)
-        constant:  p
-        wsd:       p, and over the last d steps m + (p - m) * (1 - x)    x = (step - (total - d)) / d
-
-    The same as ``cosine_with_min_lr``, ``linear`` and ``constant_with_warmup`` of transformers 5.24
-    (optimization.py); its ``linear`` has no minimum. ``wsd`` (warm-up, stable, decay) is that of megatron-core
-    0.16.1 with ``--lr-wsd-decay-style linear`` (optimizer_param_scheduler.py).
-    """
-    peak, minimum, warmup = contract.learning_rate, contract.min_learning_rate, warmup_steps(contract, total_steps)
-    if step < warmup:
-        return peak * step / warmup
-    if contract.schedule == "constant":
-        return peak
-    since = warmup
-    if contract.schedule == "wsd":
-        since = max(warmup, total_steps - decay_steps(contract, total_steps))
-    progress = min(1.0, max(0.0, (step - since) / max(1, total_steps - since)))
-    left = (1.0 + math.cos(math.pi * progress)) / 2.0 if contract.schedule == "cosine" else 1.0 - progress
-    return minimum + (peak - minimum) * left
-
-
-def total_steps(contract: Contract, sequences: int) -> int:
-    """Optimizer steps of the whole run: as given, or enough for the tokens, or for the epochs, rounded up.
-
-    ``sequences`` is the number of training sequences in one epoch.
-    """
-    return planned_steps(contract) or max(1, math.ceil(contract.epochs * sequences / contract.global_batch_size))
+__all__ = ["SCHEDULES", "learning_rate", "total_steps"]

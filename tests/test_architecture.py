@@ -22,6 +22,7 @@ NOUNS = {
     "record",
     "finding",
     "recipe",
+    "schedule",
     "programs",
     "batch_scaling",
     "calibration",

@@ -15,7 +15,7 @@ from toolkit.recipe import Contract
 ROOT = Path(__file__).resolve().parent.parent
 FIELDS = tuple(field.name for field in msgspec.structs.fields(Contract))
 # what both programs run through, and what writes the files that each follows
-SHARED = ("recipes/*.py", "toolkit/recipe.py")
+SHARED = ("recipes/*.py", "toolkit/recipe.py", "toolkit/schedule.py")
 SOURCES = {
     "finetune": (*SHARED, "recipes/finetune/*.py", "toolkit/emit/deepspeed.py"),
     "pretrain": (

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from recipes.schedule import learning_rate, total_steps
 from toolkit.recipe import Contract
+from toolkit.schedule import ends_at_minimum, points, used_up_at_step
 
 
 def contract(schedule: str = "cosine", peak: float = 3e-3, minimum: float = 3e-4, warmup: int = 5) -> Contract:
@@ -86,3 +87,35 @@ def test_steps_from_steps_tokens_or_epochs() -> None:
     assert total_steps(Contract(total_tokens=16 * 128 * 10 + 1.0, **batch), 1000) == 11
     assert total_steps(Contract(epochs=3.0, **batch), 100) == math.ceil(300 / 16) == 19
     assert total_steps(Contract(epochs=0.001, **batch), 100) == 1
+
+
+def test_the_rates_that_a_recipe_shows_are_those_of_its_steps() -> None:
+    found = points(contract(), 105)
+    assert [(each.where, each.step) for each in found] == [
+        ("start", 0),
+        ("first", 1),
+        ("warm-up ends", 5),
+        ("half", 52),
+        ("end", 105),
+    ]
+    assert [each.rate for each in found] == [learning_rate(each.step, 105, contract()) for each in found]
+    assert [each.rate for each in found[:3]] == pytest.approx([0.0, 6e-4, 3e-3])
+    assert found[-1].rate == pytest.approx(3e-4)
+
+
+@given(
+    total=st.integers(10, 10**6),
+    processes=st.integers(2, 4096),
+    schedule=st.sampled_from(["cosine", "linear", "wsd"]),
+)
+def test_a_scheduler_that_steps_once_for_each_process_is_used_up_early(
+    total: int, processes: int, schedule: str
+) -> None:
+    settings = contract(schedule, warmup=0)
+    if schedule == "wsd":
+        settings = msgspec.structs.replace(settings, decay_fraction=0.1)
+    used = used_up_at_step(total, processes)
+    assert learning_rate(processes * used, total, settings) == settings.min_learning_rate  # at its end already
+    assert processes * (used - 1) < total <= processes * used
+    assert ends_at_minimum(settings, total) and not ends_at_minimum(settings, total, processes)
+    assert used_up_at_step(total, processes, split_batches=True) == total

@@ -12,6 +12,7 @@ from toolkit.errors import ToolkitError
 
 if TYPE_CHECKING:
     from toolkit.registry.recipes import Found
+    from toolkit.schedule import Point
 
 LABELS = ("summary", "source", "differs", "reference", "status", "expected", "measured")
 
@@ -55,7 +56,19 @@ def _document(found: Found) -> dict[str, object]:
     from toolkit.recipe import contract_sha256
 
     values: dict[str, object] = msgspec.to_builtins(found.recipe)
-    return values | {"contract_sha256": contract_sha256(found.recipe.contract), "path": str(found.path)}
+    rates = [{"where": each.where, "step": each.step, "learning_rate": each.rate} for each in _rates(found)]
+    own = {"contract_sha256": contract_sha256(found.recipe.contract), "path": str(found.path)}
+    return values | own | {"learning_rates": rates}
+
+
+def _rates(found: Found) -> tuple[Point, ...]:
+    """The learning rate as the programs really step it; nothing where the contract counts in epochs."""
+    from toolkit.recipe import planned_steps
+    from toolkit.schedule import points
+
+    contract = found.recipe.contract
+    steps = planned_steps(contract)
+    return points(contract, steps) if steps else ()
 
 
 def _list(found: list[Found]) -> None:
@@ -75,6 +88,8 @@ def _show(found: Found) -> None:
     for label in LABELS:
         click.echo(wrapped(f"  {label:<9} ", getattr(recipe, label) or "-"))
     click.echo(f"  {'file':<9} {path}")
+    rates = ", ".join(f"{each.rate:.4g} at step {each.step:,} ({each.where})" for each in _rates(found))
+    click.echo(wrapped("  rates     ", rates or "by epochs: how many steps there are, only the data can tell"))
     click.echo(f"  contract  {contract_sha256(recipe.contract)[:16]}")
     for field, value in msgspec.to_builtins(recipe.contract).items():
         click.echo(f"    {field:<20} {value if value != '' else '-'}")

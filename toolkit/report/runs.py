@@ -5,7 +5,9 @@ from __future__ import annotations
 from rich.console import Console
 
 from toolkit.plan import Plan
+from toolkit.recipe import planned_steps
 from toolkit.report.terminal import paragraph
+from toolkit.schedule import points
 from toolkit.units import format_bytes, format_count, format_seconds, format_whole
 from toolkit.whole_run import gpu_hours_per_billion_tokens, whole_run
 
@@ -38,6 +40,9 @@ def run_total(out: Console, plan: Plan) -> None:
         f"{format_seconds(run.seconds)}, {format_whole(run.gpu_hours)} GPU-hours, {cost}"
     )
     out.print(paragraph(line, out.width, "", 2), markup=False, soft_wrap=True)
+    if plan.recipe and plan.contract.learning_rate and run.steps == planned_steps(plan.contract):
+        found = ", ".join(f"{each.rate:.4g} at {each.step:,}" for each in points(plan.contract, run.steps))
+        out.print(paragraph(f"learning rate by step: {found}", out.width, "", 2), markup=False, soft_wrap=True)
     if expected is None:
         return
     if run.expected_seconds is None or run.interruptions is None:
