@@ -11,64 +11,34 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from recipes.finetune import chat, packing
-from recipes.finetune.chat import Encoded
+from recipes.finetune import packing, tokenise
 from recipes.finetune.documents import Document, files_of, local_file, read_documents
 from recipes.finetune.packing import IGNORED, Blocks
-from toolkit.errors import Problem, ToolkitError
+from recipes.finetune.tokenise import Pace, encode
+from toolkit.errors import ToolkitError
 from toolkit.recipe import Contract
+
+__all__ = ["IGNORED", "Sequences", "build", "cache_folder", "counts", "encode", "load", "split", "store"]
 
 HELD_OUT = 0.05
 FORMAT = 2  # of the stored blocks
+TOKENIZER = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.jinja")  # files
 
 
-def encode(document: Document, tokenizer: Any) -> Encoded:
-    """Tokens of a text or of a prompt with its completion, and which enter the loss; the end token is the last.
-
-    The begin token comes first where the tokenizer is one that writes it.
-    """
-    if document.messages:
-        raise ToolkitError("the dataset holds conversations, text was expected", remedy="give rows with text")
-    tokens: list[int] = [tokenizer.bos_token_id] if chat.writes_begin(tokenizer) else []
-    trained = [False] * len(tokens)
-    for segment in document.segments:
-        piece = tokenizer.encode(segment.text, add_special_tokens=False)
-        tokens += piece
-        trained += [segment.trained] * len(piece)
-    if not tokens or tokens[-1] != tokenizer.eos_token_id:
-        tokens.append(tokenizer.eos_token_id)
-        trained.append(True)
-    return tokens, trained
-
-
-def encode_all(documents: Iterable[Document], tokenizer: Any, completion_only: bool) -> Iterator[packing.Piece]:
-    """Every document as one sequence, or, of some conversations, as one for each answer."""
-    for number, document in enumerate(documents, start=1):
-        try:
-            several = (
-                chat.conversation(document.messages, tokenizer, completion_only)
-                if document.messages
-                else [encode(document, tokenizer)]
-            )
-            for tokens, trained in several:
-                flags = np.asarray(trained, bool)
-                flags[0] = False  # nothing before it predicts it
-                divisible = len(document.segments) == 1
-                yield packing.Piece(np.asarray(tokens, np.int32), flags, divisible)
-        except ToolkitError as error:
-            raise ToolkitError(
-                *(Problem(f"row {number} of the dataset: {each.message}", each.remedy) for each in error.problems)
-            ) from error
-
-
-def build(contract: Contract, tokenizer: Any, padding: int) -> tuple[Blocks, dict[str, int]]:
-    """All sequences of the contract's dataset, and what became of its documents."""
+def build(
+    contract: Contract,
+    tokenizer: Any,
+    padding: int,
+    workers: int = 1,
+    paced: Callable[[Pace], None] = lambda pace: None,
+) -> tuple[Blocks, dict[str, int]]:
+    """All sequences of the contract's dataset, and what became of its documents; the same by any number of workers."""
     from tqdm import tqdm
 
     conversations = 0
@@ -80,7 +50,7 @@ def build(contract: Contract, tokenizer: Any, padding: int) -> tuple[Blocks, dic
             conversations += bool(document.messages)
             yield document
 
-    pieces = list(encode_all(counted(), tokenizer, contract.completion_only))
+    pieces = list(tokenise.pieces(counted(), tokenizer, contract.completion_only, workers, paced))
     if not contract.packing:
         blocks, counts = packing.pad(pieces, contract.sequence_length, padding)
     elif all(piece.divisible for piece in pieces):
@@ -144,6 +114,9 @@ def cache_folder(output_dir: Path, contract: Contract) -> Path:
     """Where the blocks of this dataset, tokenizer and length lie; a changed local file is another dataset."""
     path = local_file(contract.dataset)
     files = files_of(path) if path is not None and path.exists() else []
+    folder = Path(contract.tokenizer or contract.model).expanduser()
+    if folder.is_dir():
+        files = [*files, *sorted(each for name in TOKENIZER for each in folder.glob(name))]
     stamp = " ".join(f"{each.name} {each.stat().st_size} {each.stat().st_mtime_ns}" for each in files)
     parts = (
         FORMAT,
