@@ -14,6 +14,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     **{name: WORDS[name] for name in ("precision", "method", "optimizer", "lora_targets")},
     "schedule": ("cosine", "linear", "constant", "wsd"),
     "init": ("model", "random"),
+    "expert_balance": ("micro_batch", "sequence"),
 }
 POSITIVE = (
     "sequence_length",
@@ -86,6 +87,9 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     init: str = "model"  # model: the weights that the model's name has, if any; random: drawn from the seed
     chat_template: str = ""  # one of recipes/chat_templates, without .jinja; empty: the tokenizer's own
     completion_only: bool = False  # of a conversation only what the assistant says is learnt
+    # The loss that keeps experts equally loaded, a product of two means: over the tokens of a micro-batch (with it the
+    # experiment depends on how a cluster cuts the batch), or over each sequence (the same on every cluster).
+    expert_balance: str = "micro_batch"
 
 
 def contract_problems(contract: Contract) -> Iterator[Problem]:

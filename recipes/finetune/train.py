@@ -39,6 +39,9 @@ def main(argv: list[str] | None = None) -> int:
         "--eval-steps", type=int, default=0, help="steps between evaluations on held-out sequences; 0: at the end only"
     )
     parser.add_argument("--merge", action="store_true", help="at the end, write the base with its adapters merged in")
+    parser.add_argument(
+        "--sync-batch-norm", action="store_true", help="BatchNorm, where the model has some, over the samples of all ranks"
+    )
     return program.told(run, parser.parse_args(argv))
 
 
@@ -131,6 +134,10 @@ def _train(
         training.deepspeed_plugin.hf_ds_config.config["checkpoint"] = {"load_universal": True}
     identity = _wandb_identity(start) if report_to else {}
     model, said = models.load_model(plan, tokenizer)
+    if options.sync_batch_norm:
+        from recipes.finetune import sync_batch_norm
+
+        model = sync_batch_norm.convert(model, checks.is_cpu(plan))
     say(f"model: {plan.model.name}, {models.describe_size(model)}, {said}")
     say("data: " + ", ".join(f"{value:,} {name}" for name, value in counts.items() if value))
     several = data.documents_in(blocks) > len(blocks.tokens)

@@ -44,6 +44,8 @@ def contract_of(
     method = options.get("method") or base.method
     changes["method"] = method
     changes["precision"] = _precision(options, recipe, cluster, said)
+    if model.num_experts > 0 and (recipe is None or "model" in changes):  # a recipe's own model: as the recipe says
+        changes["expert_balance"] = "sequence"
     if options.get("tokens"):
         from toolkit.units import parse_tokens
 

@@ -10,6 +10,7 @@ import click
 
 from toolkit.cli.options import time_limit
 from toolkit.errors import Problem, Problems, ToolkitError
+from toolkit.workload import WORDS
 
 if TYPE_CHECKING:
     from toolkit.plan import Plan
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 @click.command("parity")
 @click.argument("recipe", metavar="RECIPE")
 @click.option(
-    "--against", metavar="LAYOUTS", help="tp2,pp2,tp2+sp,tp2+pp2,cp2,ep2,zero1 ...: all that it can, unless given."
+    "--against",
+    metavar="LAYOUTS",
+    help="tp2,pp2,tp2+sp,tp2+pp2,cp2,ep2,zero1,fsdp2,lora ...: all that it can, unless given.",
 )
 @click.option(
     "--steps", type=click.IntRange(1, 1000), default=4, show_default=True, help="Optimizer steps of each run."
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
 @click.option("--cluster", metavar="NAME|FILE", default="local-cpu", show_default=True, help="Where the workers run.")
 @click.option("--model", metavar="NAME|PATH", help="Instead of the recipe's, for example one with experts for ep2.")
 @click.option("--dataset", metavar="NAME|PATH", help="Instead of the recipe's.")
+@click.option("--method", type=click.Choice(["full", "lora"]), help="Instead of the recipe's, for all layouts.")
+@click.option("--optimizer", type=click.Choice(WORDS["optimizer"]), help="Instead of the recipe's.")
 @click.option("--sequence-length", type=click.IntRange(min=1), help="Instead of the recipe's.")
 @click.option("--global-batch", type=click.IntRange(min=1), help="Instead of the recipe's.")
 @click.option("--packing/--no-packing", default=None, help="--no-packing: documents of different lengths, padded.")
@@ -37,18 +42,17 @@ def command(recipe: str, against: str | None, steps: int, time_limit: float, as_
 
     Loss, gradient norm, each gradient and each weight must agree up to the rounding that another order of summation
     makes: a bound that is computed, not chosen (docs/maths.md, N). Where they do not, it says which tensor, at which
-    step, and the likely cause. The exit code is 1 where a layout fails.
+    step, and the likely cause. Dropout is off while runs are compared; that its seeds are right is looked at apart.
+    The exit code is 1 where a layout fails.
 
     \b
-    toolkit parity tiny --against zero1,zero2,zero3
-    toolkit parity tiny-pretrain --against tp2,pp2,tp2+sp,cp2,tp2+pp2
+    toolkit parity tiny --against zero1,zero2,zero3,fsdp2
+    toolkit parity tiny-pretrain --against tp2,pp2,tp2+sp,cp2,ep2,tp2+pp2
     """
-    from toolkit.verify.parity.run import parity
+    from toolkit.verify.parity.run import several
 
-    reference, plans = plans_of(recipe, against, options)
-    found = parity(
-        reference,
-        plans,
+    found = several(
+        experiments(recipe, against, options),
         steps,
         time_limit,
         Path(options["keep"]) if options["keep"] else None,
@@ -64,24 +68,44 @@ def command(recipe: str, against: str | None, steps: int, time_limit: float, as_
         sys.exit(1)
 
 
-def plans_of(recipe: str, against: str | None, options: dict[str, Any]) -> tuple[Plan, dict[str, Plan]]:
-    """The plan of one process and those of the layouts, all of one contract in fp32."""
+def experiments(recipe: str, against: str | None, options: dict[str, Any]) -> list[tuple[Plan, dict[str, Plan]]]:
+    """The plan of one process, and those of the layouts, all of one contract in fp32; one such pair a contract.
+
+    Layouts with adapters are another contract than those that train every weight; so are layouts that split experts
+    where the recipe's model is dense and a model that has some stands in for it.
+    """
     from toolkit.registry.recipes import load_recipe
     from toolkit.verify.parity import layouts
 
     loaded = load_recipe(recipe)
-    base = {name: options.get(name) for name in ("cluster", "model", "dataset", "sequence_length", "global_batch")}
-    base |= {"recipe": recipe, "precision": "fp32"}
-    reference = _planned("one process", base | layouts.parse("dp1", loaded.program), options)
+    kept = ("cluster", "model", "dataset", "sequence_length", "global_batch", "method", "optimizer")
+    base = {name: options.get(name) for name in kept} | {"recipe": recipe, "precision": "fp32"}
+    whole = base | layouts.parse("dp1", loaded.program)
+    reference = _planned("one process", whole, options)
+    stand_in = layouts.WITH_EXPERTS.get(loaded.contract.model if not options.get("model") else "")
+    experts = reference.model.num_experts > 0
     names = [name.strip() for name in against.split(",") if name.strip()] if against is not None else []
-    found: dict[str, Plan] = {}
+    found: dict[tuple[str, str], tuple[Plan, dict[str, Plan]]] = {}
     with Problems() as problems:
-        for name in names or layouts.defaults(loaded.program, reference.model.num_experts > 0):
+        for name in names or layouts.defaults(loaded.program, experts or stand_in is not None):
             try:
-                found[name] = _planned(name, base | layouts.parse(name, loaded.program), options)
+                pinned = layouts.parse(name, loaded.program)
+                changes = {"method": pinned["method"]} if "method" in pinned else {}
+                if pinned["ep"] > 1 and not experts and stand_in is not None:
+                    changes["model"] = stand_in
+                key = changes.get("method", ""), changes.get("model", "")
+                if key not in found:
+                    found[key] = (_planned("one process", whole | changes, options) if changes else reference), {}
+                found[key][1][name] = _planned(name, base | pinned | changes, options)
             except ToolkitError as error:
                 problems.absorb(error)
-    return reference, found
+    return list(found.values())
+
+
+def plans_of(recipe: str, against: str, options: dict[str, Any]) -> tuple[Plan, dict[str, Plan]]:
+    """The only experiment of these layouts."""
+    (only,) = experiments(recipe, against, options)
+    return only
 
 
 def _planned(name: str, pinned: dict[str, Any], options: dict[str, Any]) -> Plan:
@@ -97,7 +121,8 @@ def _planned(name: str, pinned: dict[str, Any], options: dict[str, Any]) -> Plan
 
     try:
         asked = build(pinned)
-        pins = pins_of(pinned | batches(pinned, asked.contract.global_batch_size, asked.request.model.num_experts > 0))
+        one_cut = asked.request.model.num_experts > 0 and asked.contract.expert_balance == "micro_batch"
+        pins = pins_of(pinned | batches(pinned, asked.contract.global_batch_size, one_cut))
         strategy = strategy_of(asked.request, pins)
         wrong = [problem for rule, problem in violated(asked.request, strategy) if not rule.advice]
         if wrong:
@@ -114,22 +139,51 @@ def _planned(name: str, pinned: dict[str, Any], options: dict[str, Any]) -> Plan
 def _show(found: dict[str, Any]) -> None:
     from toolkit.units import format_seconds
 
-    click.echo(
-        f"{found['recipe']} in fp32, against one process ({found['reference']}), {format_seconds(found['seconds'])}"
-    )
-    click.echo(f"{'against':<14}{'steps':>6}{'loss':>18}{'gradient norm':>18}{'gradients':>18}{'weights':>18}  verdict")
+    click.echo(f"{found['recipe']}: {found['steps']} steps against one process, {format_seconds(found['seconds'])}")
+    click.echo(f"{'against':<14}{'loss':>14}{'gradient norm':>14}{'gradients':>14}{'weights':>14}  verdict")
     for pair in found["pairs"]:
-        cells = "".join(f"{_cell(pair, name):>18}" for name in ("loss", "gradient_norm", "gradients", "weights"))
-        click.echo(f"{pair['against']:<14}{pair['steps']:>6}{cells}  {pair['verdict']}")
+        for label, each in _rows(pair):
+            cells = [_cell(each, name) for name in ("loss", "gradient_norm", "gradients", "weights")]
+            click.echo(f"{label:<14}{cells[0]:>14}{cells[1]:>14}{cells[2]:>14}{cells[3]:>14}  {each['verdict']}")
     click.echo("each: largest difference / what rounding allows there")
     for pair in found["pairs"]:
-        if pair["verdict"] != "pass":
-            where = pair.get("where", {})
-            place = " ".join(str(part) for part in (where.get("quantity"), where.get("parameter")) if part)
-            click.echo(f"{pair['against']} fails at step {where.get('step')}, {place}: {pair['cause']}")
+        for label, each in _rows(pair):
+            if each["verdict"] != "pass":
+                _tell(label, each)
+            for note in each.get("notes", ()):
+                _wrapped(f"{label}: {note}")
+
+
+def _rows(pair: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """A pair, and the same with SyncBatchNorm where it was run again so."""
+    again = pair.get("again")
+    return [(pair["against"], pair), *([(" +SyncBatchNorm", again)] if again else [])]
+
+
+def _tell(label: str, pair: dict[str, Any]) -> None:
+    where = pair.get("where", {})
+    place = [str(where[part]).replace("_", " ") for part in ("quantity",) if where.get(part)]
+    place += [where["parameter"]] if where.get("parameter") else []
+    step = "at the start" if not where.get("step") else f"at step {where['step']}"
+    _wrapped(f"{label.strip()} fails {step} ({', '.join(place)}): {pair['cause']}")
+
+
+def _wrapped(text: str) -> None:
+    import textwrap
+
+    click.echo(textwrap.fill(text, 80, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
 
 
 def _cell(pair: dict[str, Any], name: str) -> str:
     if name not in pair["max_abs_error"]:
         return "-"
-    return f"{pair['max_abs_error'][name]:.1e}/{pair['tolerance'][name]:.1e}"
+    error, allowed = (_short(pair[key][name]) for key in ("max_abs_error", "tolerance"))
+    return f"{error}/{allowed}"
+
+
+def _short(value: float) -> str:
+    """``1.2e-9``: two digits, no zeros in the exponent; at most six characters unless it is enormous."""
+    if value >= 1.0e300:
+        return "inf"
+    digits, exponent = f"{value:.1e}".split("e")
+    return f"{digits}e{int(exponent)}" if value else "0"

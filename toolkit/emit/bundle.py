@@ -23,7 +23,7 @@ def bundle(plan: Plan, directory: str) -> dict[str, str]:
     COMMANDS.txt              every plan                          you
     ds_config.json            DeepSpeed                           the program, DeepSpeed
     ds_config_auto.json       DeepSpeed                           your own Trainer script
-    accelerate.yaml           DeepSpeed, FSDP, DDP                accelerate launch
+    accelerate.yaml           DeepSpeed, FSDP on GPUs, DDP        accelerate launch
     megatron_core.json        Megatron                            the program
     megatron_args.txt         Megatron on GPUs                    Megatron-LM's pretrain_gpt.py
     ========================  ==================================  =======================================
@@ -44,7 +44,7 @@ def bundle(plan: Plan, directory: str) -> dict[str, str]:
         makers["megatron_core.json"] = lambda: to_json(megatron.core_config(plan))
         if script.gpus_per_node(plan):
             makers["megatron_args.txt"] = lambda: megatron.arguments_text(plan)
-    else:
+    elif _accelerate_starts(plan):
         makers["accelerate.yaml"] = lambda: accelerate.text(plan, _join(directory, "ds_config.json"))
     texts: dict[str, str] = {}
     problems: dict[Problem, None] = {}  # a dictionary: several files have the same problem
@@ -80,7 +80,7 @@ def commands(plan: Plan, directory: str) -> str:
         flags = f"torchrun ... pretrain_gpt.py $(cat {file('megatron_args.txt')}) --data-path ... --tokenizer-type ..."
         flags += "" if planned_steps(plan.contract) else " --train-iters ..."
         paragraphs.append(("With Megatron-LM core_v0.16.1 itself", flags))
-    if framework != "megatron":
+    if _accelerate_starts(plan):
         more = f" --deepspeed {file('ds_config.json')}" if framework == "deepspeed" else ""
         ranks = "" if cluster.nodes == 1 else " --machine_rank N --main_process_ip FIRST_NODE --main_process_port 29400"
         start = f"accelerate launch --config_file {file('accelerate.yaml')}{ranks} -m recipes.{plan.program}.train"
@@ -99,6 +99,12 @@ def commands(plan: Plan, directory: str) -> str:
         f"{file('run')} and resumes from there; a stop request is the file STOP in it, or SIGUSR1.\n"
     )
     return "\n".join(f"{title}:\n  {command}\n" for title, command in paragraphs) + ending
+
+
+def _accelerate_starts(plan: Plan) -> bool:
+    """Not Megatron, and not FSDP on processors: ``accelerate launch`` would run DDP there; the program itself shards."""
+    framework = plan.strategy.framework
+    return framework != "megatron" and not (framework == "fsdp" and plan.cluster.accelerator.is_cpu)
 
 
 def _join(directory: str, name: str) -> str:

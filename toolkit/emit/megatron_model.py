@@ -11,6 +11,7 @@ from toolkit.plan import Plan
 
 # what Mixtral and Qwen MoE train with when config.json says nothing (transformers 5.24.0 configuration classes)
 AUXILIARY_LOSS = 0.001
+BALANCE = {"micro_batch": "aux_loss", "sequence": "seq_aux_loss"}  # moe_router_load_balancing_type of a contract's word
 
 
 def shape(plan: Plan) -> dict[str, Any]:
@@ -71,7 +72,7 @@ def experts(plan: Plan) -> dict[str, Any]:
         "moe_ffn_hidden_size": model.moe_intermediate_size,
         "moe_layer_freq": expert_layers(model),
         "moe_token_dispatcher_type": "alltoall",
-        "moe_router_load_balancing_type": "aux_loss",
+        "moe_router_load_balancing_type": BALANCE[plan.contract.expert_balance],
         "moe_aux_loss_coeff": model.router_aux_loss_coef or AUXILIARY_LOSS,
         "moe_router_pre_softmax": pre_softmax(model),
         "moe_grouped_gemm": grouped_gemm(plan),

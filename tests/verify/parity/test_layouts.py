@@ -68,6 +68,19 @@ def test_the_defaults_are_layouts(program: str) -> None:
     assert ("ep2" in defaults(program, True)) == (program == "pretrain")
 
 
+def test_what_is_compared_unless_something_is_asked_for() -> None:
+    assert {"zero0", "zero1", "zero2", "zero3", "fsdp2", "lora"} <= set(defaults("finetune", False))
+    assert {"tp2", "pp2", "tp2+sp", "cp2", "ep2", "tp2+pp2", "pp2+vpp2"} <= set(defaults("pretrain", True))
+
+
+def test_words_without_a_number() -> None:
+    assert parse("fsdp", "finetune")["dp"] == parse("ddp", "finetune")["dp"] == parse("lora", "finetune")["dp"] == 2
+    assert parse("lora", "finetune")["method"] == "lora" and "method" not in parse("fsdp2", "finetune")
+    assert parse("zero3+lora", "finetune")["zero_stage"] == 3
+    with pytest.raises(ToolkitError, match="no adapters"):
+        parse("lora", "pretrain")
+
+
 def test_a_pipeline_is_fed_in_pieces() -> None:
     assert batches(parse("pp2", "pretrain"), 16) == {"micro_batch_size": 4, "gradient_accumulation_steps": 4}
     assert batches(parse("tp2", "pretrain"), 16) == {"micro_batch_size": 16, "gradient_accumulation_steps": 1}
@@ -75,6 +88,6 @@ def test_a_pipeline_is_fed_in_pieces() -> None:
     assert batches(parse("pp2", "pretrain"), 6) == {"micro_batch_size": 3, "gradient_accumulation_steps": 2}
 
 
-def test_with_experts_every_layout_has_the_same_micro_batches() -> None:
+def test_balanced_over_micro_batches_every_layout_has_the_same_micro_batches() -> None:
     for name in ("dp1", "dp2", "ep2", "ep4", "pp2", "tp2"):
-        assert batches(parse(name, "pretrain"), 16, experts=True)["micro_batch_size"] == 4
+        assert batches(parse(name, "pretrain"), 16, one_cut=True)["micro_batch_size"] == 4

@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from toolkit.cli.parity import plans_of
+from toolkit.plan import Plan
+from toolkit.strategy import Strategy
 from toolkit.verify.parity.run import pair
 from toolkit.verify.parity.start import start
 from toolkit.verify.parity.traces import Run
@@ -47,9 +50,10 @@ TIED = {
 }
 # name of the model (or the recipe's own), recipe, layouts
 PAIRS = [
-    *(("", "tiny", layout) for layout in ("ddp2", "zero0", "zero1", "zero2", "zero3")),
+    *(("", "tiny", layout) for layout in ("ddp2", "zero0", "zero1", "zero2", "zero3", "fsdp2", "lora")),
     *(("", "tiny-pretrain", layout) for layout in ("tp2", "pp2", "tp2+sp", "cp2", "zero1", "tp2+pp2")),
     ("experts", "tiny-pretrain", "ep2"),
+    ("experts", "tiny-pretrain", "ga2"),  # balanced over sequences, so the batch may be cut as it likes
     ("tied", "tiny-pretrain", "pp2"),
     ("lengths", "tiny", "ga4"),
 ]
@@ -74,7 +78,7 @@ def experiments(tmp_path_factory: pytest.TempPathFactory) -> Any:
         elif model:
             options["model"] = str(folder / model)
         reference, plans = plans_of(recipe, layout, options)
-        key = f"{model} {recipe}"
+        key = f"{model} {recipe} {reference.contract.method}"
         if key not in references:
             references[key] = start(reference, folder / f"reference-{len(references)}", STEPS, 300.0)
         return plans[layout], references[key]
@@ -100,9 +104,33 @@ def test_a_layout_learns_what_one_process_learns(
         assert len({count for _, count in other.micro_batches(1)}) > 1
 
 
+def test_every_layout_that_the_toolkit_promises_is_compared() -> None:
+    promised = {
+        "tiny": {"zero0", "zero1", "zero2", "zero3", "fsdp2"},
+        "tiny-pretrain": {"tp2", "pp2", "tp2+sp", "cp2", "ep2", "tp2+pp2"},
+    }
+    for recipe, layouts in promised.items():
+        assert layouts <= {layout for _, name, layout in PAIRS if name == recipe}
+
+
 @pytest.mark.slow
 def test_balancing_over_other_micro_batches_is_named(experiments: Any, tmp_path: Path) -> None:
-    """No fault of a program: the load-balancing loss of experts depends on how the batch is cut."""
-    plan, one = experiments("experts", "tiny-pretrain", "ga2")
-    found = pair(plan, one, start(plan, tmp_path, STEPS, 300.0))
+    """No fault of a program: balanced over micro-batches, the loss of experts depends on how the batch is cut."""
+    plan, _ = experiments("experts", "tiny-pretrain", "ga2")
+    reference = msgspec.structs.replace(plan, strategy=_whole(plan))
+    one, other = (
+        start(_balanced_over_micro_batches(each), tmp_path / str(n), 1, 300.0)
+        for n, each in enumerate((reference, plan))
+    )
+    found = pair(plan, one, other)
     assert found["verdict"] == "fail" and "balances the load" in found["cause"], found
+
+
+def _whole(plan: Plan) -> Strategy:
+    batch = plan.contract.global_batch_size
+    return msgspec.structs.replace(plan.strategy, micro_batch_size=batch, gradient_accumulation_steps=1)
+
+
+def _balanced_over_micro_batches(plan: Plan) -> Plan:
+    contract = msgspec.structs.replace(plan.contract, expert_balance="micro_batch")
+    return msgspec.structs.replace(plan, contract=contract)

@@ -19,8 +19,41 @@ from toolkit.verify.parity.start import start, write
 from toolkit.verify.parity.traces import Run
 
 OPTIMIZERS = ("adamw", "adamw_unfused", "sgd")  # whose update has a bound
+UNBOUNDED = {
+    "adamw_8bit": "its moments are rounded to 8 bits in blocks that each layout cuts elsewhere, so no rounding bound holds",
+    "adamw_8bit_paged": "its moments are rounded to 8 bits in blocks that each layout cuts elsewhere, so no rounding bound"
+    " holds",
+    "adamw_paged": "it is AdamW in kernels of bitsandbytes that need a GPU, and learns what adamw learns",
+    "muon": "its update is an orthogonal factor found by iteration, whose change with rounding grows with the condition"
+    " number of each gradient, which has no bound that is known beforehand",
+}
 STEPS = 4
 TIME_LIMIT = 600.0
+
+
+Experiments = list[tuple[Plan, dict[str, Plan]]]
+
+
+def several(
+    experiments: Experiments,
+    steps: int = STEPS,
+    limit: float = TIME_LIMIT,
+    folder: Path | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """:func:`parity` of each experiment, as one document: that of the first, with the pairs of all."""
+    for reference, against in experiments:  # before minutes of running are lost
+        _require_one_experiment(reference, against)
+    found = [
+        parity(reference, against, steps, limit, _sub(folder, number), progress)
+        for number, (reference, against) in enumerate(experiments)
+    ]
+    pairs = [pair for each in found for pair in each["pairs"]]
+    return found[0] | {"pairs": pairs, "seconds": sum(each["seconds"] for each in found)}
+
+
+def _sub(folder: Path | None, number: int) -> Path | None:
+    return folder if folder is None or not number else folder / f"experiment-{number + 1}"
 
 
 def parity(
@@ -52,12 +85,21 @@ def parity(
         pairs = []
         for name, plan in against.items():
             progress(f"{name}: {plan.cluster.num_gpus} x {describe(plan.strategy)}")
+            since = time.perf_counter()
             other = start(plan, base / name, steps, limit, programs.get(name, ()))
-            pairs.append({"against": name, "strategy": describe(plan.strategy)} | pair(plan, one, other))
+            found = _named(name, plan, reference) | pair(plan, one, other)
+            if one.ranks[0]["batch_norms"] and plan.program == "finetune" and plan.strategy.dp > 1:
+                progress(f"{name}, with SyncBatchNorm")
+                again = start(plan, base / f"{name}-sync", steps, limit, programs.get(name, ()), ("--sync-batch-norm",))
+                found["again"] = {"with": "SyncBatchNorm"} | pair(plan, one, again)
+                found["cause"] += _said_again(found["again"])
+            pairs.append(found | {"seconds": time.perf_counter() - since})
     contract = reference.contract
     return {
         "recipe": reference.recipe or reference.name,
+        "program": reference.program,
         "reference": describe(reference.strategy),
+        "steps": steps,
         "contract": {
             "global_batch_size": contract.global_batch_size,
             "sequence_length": contract.sequence_length,
@@ -68,6 +110,23 @@ def parity(
         "pairs": pairs,
         "seconds": time.perf_counter() - started,
     }
+
+
+def _named(name: str, plan: Plan, reference: Plan) -> dict[str, Any]:
+    contract = plan.contract
+    return {
+        "against": name,
+        "strategy": describe(plan.strategy),
+        "reference": describe(reference.strategy),
+        "model": plan.model.name,
+        "method": contract.method,
+    }
+
+
+def _said_again(again: dict[str, Any]) -> str:
+    if again["verdict"] == "pass":
+        return "; run again with SyncBatchNorm, it passes"
+    return f"; run again with SyncBatchNorm, it fails too: {again['cause']}"
 
 
 def pair(plan: Plan, one: Run, other: Run) -> dict[str, Any]:
@@ -122,10 +181,11 @@ def _require_one_experiment(reference: Plan, against: Mapping[str, Plan]) -> Non
                 )
         if reference.contract.precision != "fp32":
             problems.add(f"the contract's precision is {reference.contract.precision}", "bounds are for fp32")
-        if reference.contract.optimizer not in OPTIMIZERS:
+        optimizer = reference.contract.optimizer
+        if optimizer not in OPTIMIZERS:
             problems.add(
-                f"no bound is known for an update of {reference.contract.optimizer}",
-                f"compare with --optimizer {' or '.join(OPTIMIZERS)}",
+                f"no bound is known for an update of {optimizer}: {UNBOUNDED.get(optimizer, 'not derived')}",
+                f"compare with --optimizer {' or '.join(OPTIMIZERS)}: gradients are the same whatever applies them",
             )
     if not against:
         raise ToolkitError("there is nothing to compare with", remedy="name layouts: --against tp2,pp2,zero1")

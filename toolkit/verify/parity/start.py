@@ -24,11 +24,18 @@ def write(plan: Plan, folder: Path) -> None:
             (folder / name).write_text(text)
 
 
-def start(plan: Plan, folder: Path, steps: int, limit: float, program: tuple[str, ...] = ()) -> Run:
+def start(
+    plan: Plan,
+    folder: Path,
+    steps: int,
+    limit: float,
+    program: tuple[str, ...] = (),
+    more: tuple[str, ...] = (),
+) -> Run:
     """Write the plan's files, run ``steps`` steps, return what they traced.
 
     ``program`` is the module to run and its first arguments: the plan's own training program, unless a test puts a
-    fault into it. Raises ToolkitError where the run fails or takes longer than ``limit`` seconds.
+    fault into it; ``more`` are further arguments of it. Raises ToolkitError where the run fails or takes longer than ``limit`` seconds.
     """
     write(plan, folder)
     module, *first = program or (f"recipes.{plan.program}.train",)
@@ -43,6 +50,7 @@ def start(plan: Plan, folder: Path, steps: int, limit: float, program: tuple[str
         10**9,
         "--trace",
         folder / "trace",
+        *more,
     ]
     command = [sys.executable, *launcher, "-m", module, *first, *map(str, arguments)]
     quiet = {
