@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
+from recipes import ranks
 from toolkit.errors import Problems, ToolkitError
+from toolkit.runtime import signals
+from toolkit.runtime.lease import Lease
+from toolkit.runtime.signals import StopRequest
 
 WITH_TORCHRUN = "start with launch.sh or train.sbatch, or with torchrun, which sets it"
 
@@ -23,6 +28,9 @@ def parser(name: str, description: str) -> argparse.ArgumentParser:
     made.add_argument("--max-steps", type=int, default=0, help="end after this step; the schedule stays the plan's")
     made.add_argument("--save-steps", type=int, default=500, help="steps between checkpoints (default 500)")
     made.add_argument("--keep", type=int, default=2, help="whole checkpoints to keep (default 2)")
+    made.add_argument("--keep-every", type=int, default=0, metavar="STEPS", help="and for good those of every so many")
+    made.add_argument("--async-save", action="store_true", help="go on training while a checkpoint is brought to disk")
+    made.add_argument("--durable", default="", metavar="URL", help="copy checkpoints there (s3://, file://, ...)")
     made.add_argument("--trace", type=Path, metavar="FOLDER", help="write weights and gradients of every step there")
     return made
 
@@ -63,6 +71,21 @@ def require_meeting_and_folder(world_size: int, folder: Path) -> None:
                 problems.add(f"{folder} cannot be written to", "choose another --output-dir")
         except (OSError, ValueError) as error:
             problems.add(f"cannot make {folder}: {error}", "choose another --output-dir")
+
+
+@contextlib.contextmanager
+def attended(folder: Path, rank: int) -> Iterator[StopRequest]:
+    """A start of one rank, from here to its end: requests to stop, how it ended, the end of the process group.
+
+    How it ended is written before the group ends, since then the other ranks fail too.
+    """
+    # before anything is written there: the folder may be another job's
+    with Lease(folder) if rank == 0 else contextlib.nullcontext():
+        try:
+            with signals.attended(folder, rank) as stop:
+                yield stop
+        finally:
+            ranks.leave()
 
 
 def leave(code: int) -> NoReturn:

@@ -31,12 +31,17 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     gradient_norm: float | None = None
     peak_memory_bytes: int | None = None
     samples_seen: int = 0
+    save_stall_seconds: float = 0.0  # for which saves have held up training since the step before; not in ``seconds``
+    reward_margin: float | None = None  # of pairs: beta times the margin of their log ratios, chosen over rejected
+    reward_accuracy: float | None = None  # share of pairs whose margin is more than 0
 
 
-class EvaluationRecord(msgspec.Struct, frozen=True, kw_only=True):
+class EvaluationRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A held-out loss after ``step`` steps: the mean over ``tokens`` trained tokens that are never trained on."""
 
     step: int
     held_out_loss: float | None
     tokens: int
     seconds: float
+    reward_margin: float | None = None
+    reward_accuracy: float | None = None

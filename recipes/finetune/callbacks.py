@@ -12,10 +12,10 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from recipes import resume
 from recipes.finetune.batches import prove_isolation
-from recipes.ranks import barrier
 from toolkit.plan import Plan
+from toolkit.recipe import sequences_per_step
 from toolkit.record import EvaluationRecord, StepRecord
-from toolkit.runtime import checkpoint
+from toolkit.runtime.saver import Saver
 from toolkit.runtime.signals import StopRequest
 from toolkit.runtime.telemetry import Telemetry
 
@@ -29,6 +29,7 @@ class RecordSteps(TrainerCallback):
         self.last_loss: float | None = None
         self.held_out_loss: float | None = None
         self.evaluated = -1  # after which step
+        self.saver: Saver | None = None  # set once there is one
         self._since = 0.0
         self._bar: Any = None
 
@@ -62,12 +63,15 @@ class RecordSteps(TrainerCallback):
         record = StepRecord(
             step=state.global_step,
             seconds=now - self._since,
-            tokens=contract.global_batch_size * contract.sequence_length,
+            tokens=sequences_per_step(contract) * contract.sequence_length,
             loss=logs["loss"],
             learning_rate=logs["learning_rate"],
             gradient_norm=logs.get("grad_norm"),
             peak_memory_bytes=peak,
             samples_seen=state.global_step * contract.global_batch_size,
+            reward_margin=logs.get("rewards/margins"),
+            reward_accuracy=logs.get("rewards/accuracies"),
+            save_stall_seconds=self.saver.take_stall_seconds() if self.saver is not None else 0.0,
         )
         self.last_loss = record.loss
         self.telemetry.step(record)
@@ -97,7 +101,12 @@ class RecordSteps(TrainerCallback):
             self.held_out_loss, self.evaluated = loss, state.global_step
             self.telemetry.evaluation(
                 EvaluationRecord(
-                    step=state.global_step, held_out_loss=loss, tokens=tokens, seconds=metrics["eval_seconds"]
+                    step=state.global_step,
+                    held_out_loss=loss,
+                    tokens=tokens,
+                    seconds=metrics["eval_seconds"],
+                    reward_margin=metrics.get("eval_reward_margin"),
+                    reward_accuracy=metrics.get("eval_reward_accuracy"),
                 )
             )
             if args.process_index == 0:
@@ -135,25 +144,63 @@ class SaveOnRequest(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Agree, then leave the saving and the end of the loop to the Trainer."""
-        if self.stop.agreed(args.device):
+        if self.stop.agreed(args.device, state.global_step):
             control.should_save = True
+            control.should_training_stop = True
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """A request during an evaluation is not left to the end of another step; the last step ends by itself."""
+        if 0 < state.global_step < state.max_steps and self.stop.agreed(args.device, state.global_step):
+            control.should_save = True
+            control.should_training_stop = True
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Nor is one during a save, and what is saved need not be saved again."""
+        if 0 < state.global_step < state.max_steps and self.stop.agreed(args.device, state.global_step):
             control.should_training_stop = True
 
 
 class CommitCheckpoints(TrainerCallback):
-    """Marks a checkpoint as whole once every rank has written its part, and then drops older ones."""
+    """Puts the Trainer's saves under the commit protocol: a fresh folder before, the manifest after.
 
-    def __init__(self, facts: dict[str, Any], keep: int) -> None:
-        self.facts, self.keep = facts, keep
+    ``epoch_samples`` is the number of sequences in an epoch, ``data`` tells this data from others.
+    """
+
+    def __init__(self, saver: Saver, plan: Plan, facts: dict[str, Any], epoch_samples: int, data: str) -> None:
+        self.saver, self.plan, self.facts, self.epoch_samples, self.data = saver, plan, facts, epoch_samples, data
+        self._written: Path | None = None
+
+    def attach(self, trainer: Any) -> None:
+        """From now on this trainer writes into fresh folders; twice at one step is once."""
+        write = trainer._save_checkpoint
+
+        def save(*positional: Any, **keywords: Any) -> None:
+            step = trainer.state.global_step
+            if step == self.saver.saved_step:
+                return
+            with self.saver.stalling():
+                self._written = self.saver.begin(step)
+                write(*positional, **keywords)
+
+        trainer._save_checkpoint = save
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Nobody goes on before the marker is on the disk."""
-        barrier()
-        if args.process_index == 0:
-            directory = Path(args.output_dir)
-            checkpoint.commit(directory / f"checkpoint-{state.global_step}", self.facts | {"step": state.global_step})
-            checkpoint.prune(directory, self.keep)
-        barrier()
+        """Every rank has returned from writing, or will: the commit waits for all."""
+        if self._written is None:
+            return
+        written, self._written = self._written, None
+        contract = self.plan.contract
+        samples = state.global_step * contract.global_batch_size
+        epoch, position = divmod(samples, self.epoch_samples)
+        rates = [entry["learning_rate"] for entry in state.log_history if "learning_rate" in entry]
+        moment: dict[str, Any] = {
+            "step": state.global_step,
+            "samples_seen": samples,
+            "tokens": state.global_step * sequences_per_step(contract) * contract.sequence_length,
+            "learning_rate": rates[-1] if rates else None,
+            "data": {"sha256": self.data, "epoch": epoch, "position": position, "seed": contract.seed},
+        }
+        self.saver.commit(written, self.facts | moment)
 
 
 class DropConverted(TrainerCallback):

@@ -4,7 +4,8 @@
              [--eval-steps N] [--merge]
 
 Exit codes: 0 done (or done before), 2 the inputs cannot be right, 75 (0 under torchrun, which would take
-it for a crash) stopped on request with a checkpoint saved: start the same command again.
+it for a crash) stopped on request with a checkpoint saved: start the same command again;
+``outcome.json`` in the output directory says which.
 
 In the output directory: ``run.json``, ``steps.jsonl`` and ``evaluations.jsonl`` (telemetry), ``checkpoint-N``,
 ``model`` (the result, see result.py) and ``FINISHED``. A second start resumes from the newest whole checkpoint.
@@ -18,15 +19,16 @@ import os
 from pathlib import Path
 from typing import Any
 
-from recipes import program, ranks, resume, schedule
-from recipes.finetune import arguments, chat, checks, data, libraries, padding, result
+from recipes import program, resume, schedule
+from recipes.finetune import arguments, checks, libraries, material, padding, result
 from recipes.finetune import model as models
 from toolkit import plan as plans
 from toolkit.errors import ToolkitError
 from toolkit.plan import Plan
 from toolkit.runtime import checkpoint, together
+from toolkit.runtime.saver import Saver, start_from_durable
 from toolkit.runtime.signals import StopRequest, stopped_exit_code
-from toolkit.runtime.telemetry import Telemetry, run_record, write_durably
+from toolkit.runtime.telemetry import STEPS, Telemetry, read_steps, run_record, write_durably
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -59,11 +61,8 @@ def run(options: argparse.Namespace) -> int:
     ds_config = _read_ds_config(plan, options)
     checks.check(plan, world_size, ds_config, here=True)
     program.require_meeting_and_folder(world_size, folder)
-    with StopRequest(folder, rank) as stop:
-        try:
-            return _train(plan, text, ds_config, folder, stop, options)
-        finally:
-            ranks.leave()
+    with program.attended(folder, rank) as stop:
+        return _train(plan, text, ds_config, folder, stop, options)
 
 
 def _read(path: Path) -> bytes:
@@ -101,31 +100,31 @@ def _train(
 ) -> int:
     report_to = libraries.environment(plan, folder)
     import torch
-    from transformers import PrinterCallback, TrainingArguments
+    from transformers import PrinterCallback
 
     libraries.prepare(plan)
     keywords = arguments.training_arguments(
         plan, str(folder), ds_config, options.save_steps, report_to, options.eval_steps
     )
-    training = TrainingArguments(**keywords, **libraries.hybrid_sharding(plan))  # from here on there is a process group
+    training = _training_arguments(plan, keywords | libraries.hybrid_sharding(plan))  # makes the process group
     if plan.strategy.framework == "deepspeed" and checks.is_cpu(plan):
         import deepspeed
 
         # accelerate tells DeepSpeed of the group on GPUs only, and ZeRO-3 would shard over a world of 1
         deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
-    from recipes.finetune import batches, callbacks, randomness
-    from recipes.finetune.trainer import ContractTrainer
+    from recipes.finetune import callbacks, randomness
+    from recipes.finetune.going_on import GoOn
 
     rank = training.process_index
     say = print if rank == 0 else _silent
     tokenizer = models.load_tokenizer(plan)
     pad, *remarks = padding.settle(tokenizer, plan.model.vocab_size)
-    blocks, counts, remark = _blocks(plan, tokenizer, pad, folder, rank)
-    for sentence in filter(None, (*remarks, remark)):
+    read = material.read(plan, tokenizer, pad, folder, rank)
+    for sentence in filter(None, (*remarks, read.remark)):
         say(sentence)
-    train_blocks, held_out = data.split(blocks)
-    total = schedule.total_steps(plan.contract, len(train_blocks.tokens))
+    total = schedule.total_steps(plan.contract, read.training)
     last = training.max_steps = min(total, options.max_steps) if options.max_steps > 0 else total
+    start_from_durable(folder, options.durable, together.group())
     start = resume.find(plan, folder, together.group())
     if start and start.step >= last < total:
         say(f"{folder / start.name} is at step {start.step} already, --max-steps is {last}", flush=True)
@@ -139,46 +138,55 @@ def _train(
 
         model = sync_batch_norm.convert(model, checks.is_cpu(plan))
     say(f"model: {plan.model.name}, {models.describe_size(model)}, {said}")
-    say("data: " + ", ".join(f"{value:,} {name}" for name, value in counts.items() if value))
-    several = data.documents_in(blocks) > len(blocks.tokens)
+    say("data: " + ", ".join(f"{value:,} {name}" for name, value in read.counts.items() if value))
     say(
-        f"data: {len(train_blocks.tokens)} training and {len(held_out.tokens)} held-out sequences"
-        f" of {plan.contract.sequence_length} tokens; {total} steps of {plan.contract.global_batch_size} sequences"
+        f"data: {read.training} training and {read.held_out} held-out {read.unit}"
+        f" of {plan.contract.sequence_length} tokens; {total} steps of {plan.contract.global_batch_size} {read.unit}"
     )
     say(f"output: {folder}" + (f", {resume.describe(start)}" if start else ""), flush=True)
 
     device = "cpu" if checks.is_cpu(plan) else torch.cuda.get_device_name()
+    before = read_steps(folder) if (folder / STEPS).exists() else []
     telemetry = Telemetry(folder, run_record(plan.name, text, training.world_size, device), rank)
     if rank == 0 and (folder / "plan.json").resolve() != options.plan.resolve():
         write_durably(folder / "plan.json", text)
     record = callbacks.RecordSteps(plan, telemetry, total)
+    going_on = GoOn(plan, total, start, before, say)
+    record.saver = Saver(folder, options.keep, options.keep_every, options.async_save, options.durable)
+    commits = callbacks.CommitCheckpoints(
+        record.saver, plan, resume.facts(plan) | identity, read.training, material.identity(plan, folder)
+    )
     isolation = callbacks.ProveIsolation()
-    trainer = ContractTrainer(
+    train_dataset, eval_dataset = read.datasets(total * plan.contract.global_batch_size)
+    kind, own = _trainer(plan, model, tokenizer, pad)
+    trainer = kind(
         plan=plan,
         total_steps=total,
         start=start,
         model=model,
         args=training,
-        train_dataset=data.Sequences(train_blocks, total * plan.contract.global_batch_size, plan.contract.seed),
-        eval_dataset=data.Sequences(held_out, len(held_out.tokens), plan.contract.seed, shuffle=False),
-        data_collator=batches.collate_for(model),
+        train_dataset=train_dataset,
+        eval_dataset=eval_dataset,
         processing_class=tokenizer,
         callbacks=[
-            *([isolation] if several else []),
+            *([isolation] if read.several else []),
             randomness.OwnRandomNumbers(plan.contract.seed),
-            record,
+            commits,
+            record,  # after what a save takes, so that this is no part of the next step
             callbacks.SaveOnRequest(stop),
-            callbacks.CommitCheckpoints(resume.facts(plan) | identity, options.keep),
             callbacks.DropConverted(),
         ],
+        **own,
     )
-    isolation.trainer = trainer
+    isolation.trainer = going_on.trainer = trainer
+    commits.attach(trainer)
     trainer.remove_callback(PrinterCallback)
     if options.trace is not None:
         from recipes.finetune import trace
 
         trace.attach(trainer, options.trace)
     trainer.train(resume_from_checkpoint=str(start.path) if start else None)
+    record.saver.close()
     step = trainer.state.global_step
     if step < last:
         telemetry.close()
@@ -200,22 +208,30 @@ def _silent(*_: Any, **__: Any) -> None:
     """What ranks other than 0 say."""
 
 
-def _blocks(plan: Plan, tokenizer: Any, pad: int, folder: Path, rank: int) -> tuple[data.Blocks, dict[str, int], str]:
-    """Rank 0 tokenises once, the others map what it wrote; the tokenizer keeps the chat template that was used."""
-    contract = plan.contract
-    cache = data.cache_folder(folder, contract)
-    own = tokenizer.chat_template
-    remark = chat.with_template(tokenizer, contract.chat_template)
+def _training_arguments(plan: Plan, keywords: dict[str, Any]) -> Any:
+    """The library's own, or trl's."""
+    if plan.contract.objective == "dpo":
+        from recipes.finetune import preference_trainer
 
-    def build() -> None:
-        if not cache.is_dir():
-            data.store(*data.build(contract, tokenizer, pad), cache)
+        return preference_trainer.training_arguments(plan, keywords)
+    from transformers import TrainingArguments
 
-    ranks.on_first_rank(build, rank)
-    counts = data.counts(cache)
-    if not counts["conversations"]:
-        tokenizer.chat_template, remark = own, ""
-    return data.load(cache), counts, remark
+    return TrainingArguments(**keywords)
+
+
+def _trainer(plan: Plan, model: Any, tokenizer: Any, pad: int) -> tuple[Any, dict[str, Any]]:
+    """The class for the contract's objective, and what it is given beside what every one is."""
+    if plan.contract.objective == "dpo":
+        from recipes.finetune import adapters, preference_trainer
+
+        return preference_trainer.PreferenceTrainer, {
+            "data_collator": preference_trainer.collator(plan, pad),
+            "ref_model": models.load_reference(plan, tokenizer),
+            "peft_config": adapters.settings(plan) if plan.contract.method != "full" else None,
+        }
+    from recipes.finetune import batches, trainer
+
+    return trainer.ContractTrainer, {"data_collator": batches.collate_for(model)}
 
 
 def _wandb_identity(start: resume.Start | None) -> dict[str, str]:

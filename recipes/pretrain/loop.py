@@ -15,7 +15,7 @@ from megatron.core.utils import unwrap_model
 
 from recipes import resume, schedule
 from recipes.finetune.model import load_tokenizer
-from recipes.pretrain import checkpoints, data, evaluation, forward, model
+from recipes.pretrain import checkpoints, data, evaluation, forward, model, saving
 from recipes.pretrain.config import CoreConfig, learning_rate_contract
 from recipes.pretrain.hugging_face import start as hugging_face
 from recipes.pretrain.hugging_face import transfer
@@ -47,7 +47,7 @@ def train(
     last = min(total, options.max_steps) if options.max_steps > 0 else total
     weights, origin = hugging_face.initial_weights(plan, core, rank)
     built = model.build(core, machine, plan.model.vocab_size, weights)
-    start = checkpoints.resume(plan, folder, built, text.sha256)
+    start = checkpoints.resume(plan, folder, built, text.sha256, options.durable)
     for note in built.notes:
         say(f"note: {note}")
     say(f"model: {plan.model.name}, {origin}")
@@ -66,6 +66,20 @@ def train(
         write_durably(folder / "plan.json", plan_text)
     reports = Reports(plan, folder, rank)
 
+    saves = saving.Saves(plan, folder, built, options)
+
+    def save(step: int) -> None:
+        samples = step * contract.global_batch_size
+        epoch, position = divmod(samples, len(text.train))
+        facts: dict[str, Any] = {
+            "samples_seen": samples,
+            "tokens": samples * contract.sequence_length,
+            "learning_rate": schedule.learning_rate(step - 1, total, contract),
+            "data": {"sha256": text.sha256, "epoch": epoch, "position": position, "seed": core.training.seed},
+            "data_sha256": text.sha256,
+        }
+        saves.save(step, facts | reports.identity())
+
     def evaluate(step: int) -> float | None:
         found = evaluation.mean_loss(built, core, text.held_out, options.eval_sequences, machine.device)
         if found is not None:
@@ -80,27 +94,34 @@ def train(
         rate = schedule.learning_rate(step - 1, total, contract)
         model.set_learning_rate(built.optimizer, rate, contract.weight_decay)
         loss, gradient_norm = optimizer_step(built, core, text.train, step, machine.device)
+        seconds, stall = time.perf_counter() - started, saves.after_step()
         written = StepRecord(
             step=step,
-            seconds=time.perf_counter() - started,
+            seconds=seconds,
             tokens=contract.global_batch_size * contract.sequence_length,
             loss=_finite(loss),
             learning_rate=rate,
             gradient_norm=_finite(gradient_norm),
             peak_memory_bytes=torch.cuda.max_memory_allocated() if machine.device == "cuda" else None,
             samples_seen=step * contract.global_batch_size,
+            save_stall_seconds=stall,
         )
         telemetry.step(written)
         reports.step(written)
         say(f"step {step}/{total}  loss {loss:.4f}  learning rate {rate:.3g}  {written.seconds:.2f} s", flush=True)
-        stopped = stop.agreed(machine.device)
-        if stopped or step == last or (options.save_steps > 0 and step % options.save_steps == 0):
-            position = {"samples_seen": step * contract.global_batch_size, "data_sha256": text.sha256}
-            checkpoints.save(plan, folder, built, step, options.keep, position | reports.identity())
+        stopped = stop.agreed(machine.device, step)
+        saved = stopped or step == last or (options.save_steps > 0 and step % options.save_steps == 0)
+        if saved:
+            save(step)
+            stopped = stop.agreed(machine.device, step)  # a request during the save
+        if options.eval_steps > 0 and step % options.eval_steps == 0 and step < last and not stopped:
+            evaluate(step)
+            stopped = stop.agreed(machine.device, step)  # a request during the evaluation
+            if stopped and not saved:
+                save(step)
         if stopped and step < last:
             break
-        if options.eval_steps > 0 and step % options.eval_steps == 0 and step < last:
-            evaluate(step)
+    saves.close()
     telemetry.close()
     if stopped and step < last:
         say(f"stopped after step {step} of {total} ({stop.reason}); the same command goes on from there", flush=True)

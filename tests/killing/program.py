@@ -38,7 +38,7 @@ def shard(value: bytes) -> bytes:
 def train(folder: Path, group: Group, saves: tuple[int, ...], resume: bool = True) -> None:
     """Go on from the newest valid checkpoint and save after each of ``saves``."""
     if group.rank == 0:
-        checkpoint.clean(folder)
+        checkpoint.set_aside_incomplete(folder)
     group.share(None)
     start = checkpoint.newest_valid(folder, group) if resume else None
     step, value = 0, state(0, group.rank)

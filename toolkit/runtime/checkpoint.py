@@ -38,15 +38,17 @@ NAME, SET_ASIDE = re.compile(r"checkpoint-(\d+)(\.old)?"), re.compile(r"incomple
 HALF_WRITTEN = re.compile(rf"\.({LATEST}|{FINISHED})\.\d+")
 
 
-def begin(directory: str | Path, step: int, group: Group = ALONE) -> Path:
+def begin(directory: str | Path, step: int, group: Group = ALONE, require: Callable[[], None] | None = None) -> Path:
     """Make the fresh folder of a save on rank 0; every rank calls it, and may write once it returns.
 
     A torn folder of this name is set aside. A valid checkpoint of the same step stays valid under the name
-    ``checkpoint-N.old`` until the new one is committed.
+    ``checkpoint-N.old`` until the new one is committed. ``require`` as in :func:`commit`.
     """
     path = Path(directory) / f"checkpoint-{step}"
 
     def make() -> None:
+        if require is not None:
+            require()
         if path.exists():
             old = path.with_name(f"{path.name}.old")
             if old.exists():
@@ -150,14 +152,10 @@ def newest_valid(directory: str | Path, group: Group = ALONE, deep: bool = True)
 
 
 def set_aside_incomplete(directory: str | Path) -> list[Path]:
-    """Rename torn checkpoints to ``incomplete-N``, so that no file of theirs gets into a new ``checkpoint-N``."""
-    return [_set_aside(path) for path in _all(directory) if not is_complete(path)]
+    """What a start does first, on one rank: rename torn checkpoints to ``incomplete-N``; returns these.
 
-
-def clean(directory: str | Path) -> list[Path]:
-    """What a start does first, on one rank: set torn checkpoints aside, delete half-written pointers.
-
-    Of a step that was being saved again, the older checkpoint gets its name back where the newer is not whole.
+    So no file of theirs gets into a new ``checkpoint-N``. Half-written pointers are deleted. Of a step that was
+    being saved again, the older checkpoint gets its name back where the newer is not whole.
     """
     folder = Path(directory)
     if not folder.is_dir():
@@ -165,7 +163,7 @@ def clean(directory: str | Path) -> list[Path]:
     for path in folder.iterdir():
         if HALF_WRITTEN.fullmatch(path.name):
             durable.remove(path)
-    moved = set_aside_incomplete(folder)
+    moved = [_set_aside(path) for path in _all(directory) if not is_complete(path)]
     for old in [path for path in _all(folder) if path.name.endswith(".old")]:
         path = old.with_name(old.name.removesuffix(".old"))
         if path.exists():

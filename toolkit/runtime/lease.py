@@ -84,6 +84,7 @@ class Lease:
         for number, old in self._all():
             if number < generation:
                 old.unlink(missing_ok=True)
+        _held[self.directory.resolve()] = self
         self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
         self._thread.start()
         return self
@@ -92,6 +93,7 @@ class Lease:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._done.set()
+        _held.pop(self.directory.resolve(), None)
         if self._thread is not None:
             self._thread.join()
         if self._path is not None and not self._superseded():
@@ -180,6 +182,16 @@ class Lease:
             remedy=f"give another --output-dir, or stop that job: {self.stale_seconds:.0f} s after its last sign"
             " the directory is free",
         )
+
+
+_held: dict[Path, Lease] = {}
+
+
+def require(directory: str | Path) -> None:
+    """Raise ToolkitError where this process held the lease of a directory and another job has taken over."""
+    found = _held.get(Path(directory).resolve())
+    if found is not None:
+        found.check()
 
 
 def _read(path: Path) -> Holder | None:

@@ -33,11 +33,16 @@ def run_record(name: str, plan: bytes, world_size: int, device: str) -> RunRecor
         plan_sha256=hashlib.sha256(plan).hexdigest(),
         started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         world_size=world_size,
-        versions={"toolkit": __version__, "python": platform.python_version()} | _installed(),
+        versions=versions(),
         hostname=platform.node(),
         slurm_job_id=os.environ.get("SLURM_JOB_ID", ""),
         device=device,
     )
+
+
+def versions() -> dict[str, str]:
+    """Of Python, this package and the libraries that matter to a run, where they are installed."""
+    return {"toolkit": __version__, "python": platform.python_version()} | _installed()
 
 
 def _installed() -> dict[str, str]:

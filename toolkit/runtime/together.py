@@ -32,13 +32,17 @@ class Alone:
 
 
 class TorchGroup:
-    """All ranks of ``torch.distributed``, over gloo whatever the gradients travel by: nothing is put on a GPU."""
+    """All ranks of ``torch.distributed``, over gloo whatever the gradients travel by: nothing is put on a GPU.
 
-    def __init__(self) -> None:
+    ``own``: with connections of its own, so that a thread can talk while training does.
+    """
+
+    def __init__(self, own: bool = False) -> None:
         from torch import distributed
 
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
-        self._group = None if distributed.get_backend() == "gloo" else distributed.new_group(backend="gloo")
+        same = distributed.get_backend() == "gloo" and not own
+        self._group = None if same else distributed.new_group(backend="gloo")
         self.hosts: list[str] = self.share(platform.node())
 
     def share(self, value: Any) -> list[Any]:
@@ -50,11 +54,11 @@ class TorchGroup:
         return found
 
 
-def group() -> Group:
+def group(own: bool = False) -> Group:
     """The ranks of this process's torch group, which all must ask for together, or itself alone."""
     distributed = sys.modules.get("torch.distributed")  # not imported: there is no group
     if distributed and distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-        return TorchGroup()
+        return TorchGroup(own)
     return Alone()
 
 

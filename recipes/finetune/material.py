@@ -1,0 +1,82 @@
+"""What a run reads: sequences, or pairs of them, tokenised once by rank 0 and mapped by all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from recipes import program, waiting
+from recipes.finetune import chat, data, preferences, preparation
+from toolkit.plan import Plan
+
+
+class Material(NamedTuple):
+    """``training`` and ``held_out`` count units; ``datasets(samples)`` gives both, the first in its final order."""
+
+    unit: str  # sequences | pairs
+    training: int
+    held_out: int
+    several: bool  # documents share sequences
+    counts: dict[str, int]
+    remark: str
+    datasets: Callable[[int], tuple[Any, Any]]
+
+
+def read(plan: Plan, tokenizer: Any, pad: int, folder: Path, rank: int, workers: int = 0) -> Material:
+    """The material of the contract; the tokenizer keeps the chat template that was used.
+
+    Rank 0 tokenises what is not prepared, by so many processes (0: one per core), and the others wait for it without a
+    collective.
+    """
+    contract, world_size = plan.contract, program.place()[1]
+    kind = preferences if contract.objective == "dpo" else data
+    cache = kind.cache_folder(folder, contract)
+    own = tokenizer.chat_template
+    remark = chat.with_template(tokenizer, contract.chat_template)
+
+    def build() -> None:
+        if cache.is_dir():
+            return
+        if contract.objective == "dpo":
+            preferences.store(*preferences.build(contract, tokenizer), cache)
+        else:
+            preparation.make(plan, tokenizer, pad, cache, world_size, workers)
+
+    waiting.first_rank_works(build, rank, world_size)
+    waiting.until_there(cache / "counts.json")
+    counts = data.counts(cache)
+    if not counts["conversations"]:
+        tokenizer.chat_template, remark = own, ""
+    return (_pairs if contract.objective == "dpo" else _sequences)(plan, cache, counts, remark)
+
+
+def identity(plan: Plan, folder: Path) -> str:
+    """Tells this material from any other: the name under which its tokens are kept."""
+    kind = preferences if plan.contract.objective == "dpo" else data
+    return kind.cache_folder(folder, plan.contract).name
+
+
+def _sequences(plan: Plan, cache: Path, counts: dict[str, int], remark: str) -> Material:
+    blocks, seed = data.load(cache), plan.contract.seed
+    training, held_out = data.split(blocks)
+
+    def datasets(samples: int) -> tuple[Any, Any]:
+        return (
+            data.Sequences(training, samples, seed),
+            data.Sequences(held_out, len(held_out.tokens), seed, shuffle=False),
+        )
+
+    several = data.documents_in(blocks) > len(blocks.tokens)
+    return Material("sequences", len(training.tokens), len(held_out.tokens), several, counts, remark, datasets)
+
+
+def _pairs(plan: Plan, cache: Path, counts: dict[str, int], remark: str) -> Material:
+    pairs = preferences.load(cache)
+    training, held_out = preferences.split(pairs)
+
+    def datasets(samples: int) -> tuple[Any, Any]:
+        order = preferences.order(training, samples, plan.contract.seed)
+        return preferences.dataset(pairs, order), preferences.dataset(pairs, held_out)
+
+    return Material("pairs", len(training), len(held_out), False, counts, remark, datasets)

@@ -1,0 +1,148 @@
+"""All saves of one run: begin, commit, prune, copy to durable storage, and for how long training stood still for it.
+
+In the background (asynchronous saves, or with durable storage) fsync, hashing, manifest, pruning and the copy are
+done by a thread with a process group of its own, while training goes on; the next save waits for it, and so does the
+end of the run. A process that ends before leaves a folder without a manifest: the checkpoint before it counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from toolkit.errors import ToolkitError
+from toolkit.runtime import checkpoint, lease, storage, sums, telemetry, together
+from toolkit.runtime.together import Group
+
+
+class Saver:
+    """Every rank has one and calls it at the same steps."""
+
+    def __init__(
+        self,
+        directory: str | Path,
+        keep: int = 2,
+        keep_every: int = 0,
+        background: bool = False,
+        durable: str = "",
+        group: Group | None = None,
+    ) -> None:
+        self.directory, self.keep, self.keep_every, self.durable = Path(directory), keep, keep_every, durable
+        self.background = background or bool(durable)
+        self.group = group if group is not None else together.group(own=self.background)
+        self.saved_step = -1  # after which the newest save of this process was
+        self._stalled, self._depth = 0.0, 0  # seconds, since it was last asked for
+        self._behind: Path | None = None  # what durable storage has not got
+        self._since = 0.0  # when the save under way began
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    @contextlib.contextmanager
+    def stalling(self) -> Iterator[None]:
+        """Training stands still in here; may be nested."""
+        since, self._depth = time.perf_counter(), self._depth + 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if self._depth == 0:
+                self._stalled += time.perf_counter() - since
+
+    def begin(self, step: int) -> Path:
+        """The fresh folder to write to; waits for the save before, and raises what it ended with."""
+        with self.stalling():
+            self.wait()
+            self._since, self.saved_step = time.perf_counter(), step
+            return checkpoint.begin(self.directory, step, self.group, self._require)
+
+    def commit(self, path: Path, facts: dict[str, Any]) -> None:
+        """Declare it whole once all ranks are here; in the background, if this run saves so."""
+        with self.stalling():
+            if not self.background:
+                self._finish(path, facts)
+                return
+            self._thread = threading.Thread(target=self._in_background, args=(path, facts), name="commit")
+            self._thread.start()
+
+    def wait(self) -> None:
+        """Until the save before is over; raises what it ended with."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def close(self) -> None:
+        """The run ends here: until all is saved; a copy that durable storage refused is tried once more."""
+        self.wait()
+        if self._behind is not None:
+            storage.upload(self._behind, self.durable, self.group)
+            self._behind = None
+
+    def take_stall_seconds(self) -> float:
+        """For how long training stood still for saves since this was last called."""
+        found, self._stalled = self._stalled, 0.0
+        return found
+
+    def _require(self) -> None:
+        lease.require(self.directory)
+
+    def _in_background(self, path: Path, facts: dict[str, Any]) -> None:
+        try:
+            self._finish(path, facts)
+        except BaseException as error:  # told at the next save, on all ranks
+            self._error = error
+
+    def _finish(self, path: Path, facts: dict[str, Any]) -> None:
+        known = {"versions": telemetry.versions(), "world_size": self.group.size} | facts
+        known["save_seconds"] = time.perf_counter() - self._since
+        checkpoint.commit(path, known, self.group, self._require)
+        if self.durable:
+            self._upload(path)
+        if self.group.rank == 0:
+            checkpoint.prune(self.directory, self.keep, self.keep_every)
+        self.group.share(None)
+
+    def _upload(self, path: Path) -> None:
+        """Storage that is not there for a while must not end the run: the next checkpoint makes up for it."""
+        try:
+            storage.upload(path, self.durable, self.group)
+            self._behind = None
+            if self.group.rank == 0:
+                storage.prune(self.durable, self.keep, self.keep_every)
+        except ToolkitError as error:
+            self._behind = path
+            if self.group.rank == 0:
+                print(f"note: {error.problems[0].message}; it is tried again with the next one", file=sys.stderr)
+
+
+def start_from_durable(directory: str | Path, url: str, group: Group) -> str | None:
+    """Where a run has no valid checkpoint of its own, fetch the newest valid one of its durable storage.
+
+    One that turns out to be damaged on its way is passed over. Every rank calls it; returns the name of what was
+    fetched, None where there is nothing. Raises ToolkitError on all where the storage cannot be read.
+    """
+    if not url or checkpoint.newest_valid(directory, group, deep=False) is not None:
+        return None
+    found: list[str] = []
+
+    def look() -> None:
+        base = url.rstrip("/")
+        found.extend(name for name in reversed(storage.names(url)) if not storage.damage(f"{base}/{name}"))
+
+    sums.on_first(look, group, Path(url))
+    for name in group.share(found)[0]:
+        try:
+            storage.fetch(url, name, Path(directory), group)
+        except ToolkitError as error:
+            if group.rank == 0:
+                print(f"note: {error.problems[0].message}", file=sys.stderr)
+        else:
+            return str(name)
+    return None

@@ -1,0 +1,184 @@
+"""Copies of committed checkpoints in durable storage: any URL that fsspec knows (``s3://``, ``gs://``, ``file://``).
+
+The order is that of the protocol: all files, each by the rank that its share falls to, then the manifest, last. An
+object store has no rename and needs none: an object is there whole or not at all. What has no manifest there is no
+checkpoint; of what is deleted the manifest goes first. Sums are taken while reading, so that a file that changed
+under way, or came back different, is told.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from toolkit.errors import ToolkitError
+from toolkit.runtime import checkpoint, manifest, retention, shares, sums
+from toolkit.runtime.manifest import CHUNK_BYTES, MANIFEST, Damage, Manifest
+from toolkit.runtime.together import ALONE, Group
+
+
+def is_url(text: str) -> bool:
+    """Whether this names durable storage and not a local folder."""
+    return "://" in text
+
+
+def upload(path: Path, url: str, group: Group = ALONE) -> None:
+    """Copy a committed checkpoint below ``url``; every rank calls it. Raises ToolkitError on all where one fails."""
+    known = manifest.read(path)
+    target = f"{url.rstrip('/')}/{path.name}"
+    mine = shares.to_hash({name: each.bytes for name, each in known.files.items()}, group.hosts)[group.rank]
+
+    def prepare() -> None:
+        with _opened(target) as (system, root):
+            if system.exists(f"{root}/{MANIFEST}"):
+                system.rm_file(f"{root}/{MANIFEST}")
+
+    def copy() -> None:
+        with _opened(target) as (system, root):
+            for name in mine:
+                system.makedirs(_parent(f"{root}/{name}"), exist_ok=True)
+                with (path / name).open("rb", buffering=0) as source, system.open(f"{root}/{name}", "wb") as sink:
+                    total = _pump(source, sink)
+                if total != known.files[name].sha256:
+                    raise OSError(f"{path / name} is not what was committed (SHA-256 {total[:12]})")
+
+    def declare() -> None:
+        with _opened(target) as (system, root), system.open(f"{root}/{MANIFEST}", "wb") as sink:
+            sink.write(manifest.encode(known))
+
+    sums.on_first(prepare, group, Path(target))
+    _on_all(copy, group, target)
+    sums.on_first(declare, group, Path(target))
+
+
+def fetch(url: str, name: str, directory: Path, group: Group = ALONE) -> Path:
+    """Copy a checkpoint of durable storage into the run's own folder and commit it there; every rank calls it."""
+    source = f"{url.rstrip('/')}/{name}"
+    known = read(source)
+    path = checkpoint.begin(directory, known.step, group)
+    mine = shares.to_hash({each: entry.bytes for each, entry in known.files.items()}, group.hosts)[group.rank]
+
+    def copy() -> None:
+        with _opened(source) as (system, root):
+            for each in mine:
+                (path / each).parent.mkdir(parents=True, exist_ok=True)
+                with system.open(f"{root}/{each}", "rb") as origin, (path / each).open("wb") as sink:
+                    total = _pump(origin, sink)
+                if total != known.files[each].sha256:
+                    raise OSError(f"{source}/{each} is not what was committed (SHA-256 {total[:12]})")
+
+    _on_all(copy, group, source)
+    checkpoint.commit(path, manifest.flat(known), group)
+    return path
+
+
+def read(target: str) -> Manifest:
+    """The manifest of a checkpoint in durable storage; raises ToolkitError where there is none."""
+    with _opened(target) as (system, root):
+        try:
+            content = system.cat_file(f"{root}/{MANIFEST}")
+        except FileNotFoundError as error:
+            raise ToolkitError(f"{target} has no {MANIFEST}", remedy="toolkit ckpt list shows what is valid") from error
+    return manifest.decode(content, f"{target}/{MANIFEST}")
+
+
+def names(url: str) -> list[str]:
+    """The names of what could be checkpoints, oldest step first."""
+    with _opened(url) as (system, root):
+        try:
+            found = [str(each).rstrip("/").rpartition("/")[2] for each in system.ls(root, detail=False)]
+        except FileNotFoundError:
+            return []
+    return sorted((each for each in found if checkpoint.NAME.fullmatch(each)), key=_step)
+
+
+def damage(target: str, deep: bool = False) -> list[Damage]:
+    """What is wrong with a checkpoint in durable storage: sizes; with ``deep`` every byte is read."""
+    try:
+        known = read(target)
+    except ToolkitError as error:
+        return [Damage(MANIFEST, "missing", error.problems[0].message)]
+    found = []
+    with _opened(target) as (system, root):
+        for name, wanted in known.files.items():
+            try:
+                size = int(system.size(f"{root}/{name}"))
+                if size != wanted.bytes:
+                    kind = "truncated" if size < wanted.bytes else "flipped"
+                    found.append(Damage(name, kind, f"{size:,} bytes, the manifest has {wanted.bytes:,}"))
+                elif deep:
+                    with system.open(f"{root}/{name}", "rb") as source:
+                        total = _pump(source, None)
+                    if total != wanted.sha256:
+                        found.append(
+                            Damage(name, "flipped", f"SHA-256 {total[:12]}, the manifest has {wanted.sha256[:12]}")
+                        )
+            except FileNotFoundError:
+                found.append(Damage(name, "missing", "it is not there"))
+            except OSError as error:
+                found.append(Damage(name, "unreadable", str(error)))
+    return found
+
+
+def newest(url: str, deep: bool = False) -> str | None:
+    """The name of the newest valid checkpoint below a URL."""
+    base = url.rstrip("/")
+    return next((name for name in reversed(names(url)) if not damage(f"{base}/{name}", deep)), None)
+
+
+def prune(url: str, keep: int = 2, keep_every: int = 0) -> list[str]:
+    """Delete what need not stay of the valid ones, the manifest first; returns the names. For one rank to call."""
+    base = url.rstrip("/")
+    valid = [(name, _step(name)) for name in names(url) if not damage(f"{base}/{name}")]
+    gone = retention.doomed(valid, keep, keep_every)
+    for name in gone:
+        with _opened(f"{base}/{name}") as (system, root):
+            system.rm_file(f"{root}/{MANIFEST}")
+            system.rm(root, recursive=True)
+    return gone
+
+
+@contextmanager
+def _opened(url: str) -> Iterator[tuple[Any, str]]:
+    """The file system of a URL and the path in it; what goes wrong there is a ToolkitError or an OSError."""
+    try:
+        import fsspec
+    except ImportError as error:
+        raise ToolkitError(
+            f"{url} needs fsspec, not installed", remedy="pip install fsspec (torch brings it)"
+        ) from error
+    try:
+        yield fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as error:  # a protocol whose package is missing, or no protocol
+        raise ToolkitError(f"cannot use {url}: {error}", remedy="install what the message names") from error
+
+
+def _pump(source: Any, sink: Any) -> str:
+    """Copy in pieces, to nowhere if there is no sink; the SHA-256 of what went through."""
+    total = hashlib.sha256()
+    while piece := source.read(CHUNK_BYTES):
+        total.update(piece)
+        if sink is not None:
+            sink.write(piece)
+    return total.hexdigest()
+
+
+def _on_all(action: Callable[[], None], group: Group, what: str) -> None:
+    """Run on every rank; a failure of one is everybody's."""
+    error = ""
+    try:
+        action()
+    except (OSError, ToolkitError) as problem:
+        error = f"rank {group.rank}: {problem}"
+    sums.raise_any(Path(what), [text for text in group.share(error) if text])
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _step(name: str) -> int:
+    return int("".join(each for each in name if each.isdigit()))
