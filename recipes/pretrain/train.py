@@ -8,7 +8,8 @@ distributed optimizer and recomputation are the library's; in a plan for CPUs th
 alone, so one contract gives the same losses on every layout, up to rounding.
 
 Exit codes: 0 done (or done before), 2 the inputs cannot be right, 75 (0 under torchrun, which would take
-it for a crash) stopped on request with a checkpoint saved: start the same command again.
+it for a crash) stopped on request with a checkpoint saved: start the same command again;
+``outcome.json`` in the output directory says which.
 
 In the output directory: ``run.json`` and ``steps.jsonl`` (telemetry), ``checkpoint-N``, ``model`` (the result, as
 ``from_pretrained`` reads it) and ``FINISHED``. A second start resumes from the newest whole checkpoint, also on
@@ -20,10 +21,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from recipes import program, ranks, resume
+from recipes import program, resume
 from recipes.pretrain import config, machine, validity
 from toolkit.runtime import checkpoint
-from toolkit.runtime.signals import StopRequest
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -49,14 +49,11 @@ def run(options: argparse.Namespace) -> int:
             print(f"finished before, at step {done['step']}: {folder / checkpoint.FINISHED}", flush=True)
         return 0
     program.require_meeting_and_folder(world_size, folder)
-    with StopRequest(folder, rank) as stop:
-        try:
-            found = machine.detect(plan)
-            from recipes.pretrain import loop
+    with program.attended(folder, rank) as stop:
+        found = machine.detect(plan)
+        from recipes.pretrain import loop
 
-            return loop.train(plan, core, text, found, folder, stop, options)
-        finally:
-            ranks.leave()
+        return loop.train(plan, core, text, found, folder, stop, options)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def test_the_written_plan_suggests_an_interval_and_leaves_the_contract_alone(tmp
     text = (tmp_path / "plan" / "plan.json").read_text()
     steps = plans.load(text).resilience.checkpoint_steps  # type: ignore[union-attr]
     assert steps > 1
-    assert f"--save-steps {steps}" in (tmp_path / "plan" / "COMMANDS.txt").read_text()
+    assert f"every {steps:,} steps, which loses least to failures" in (tmp_path / "plan" / "COMMANDS.txt").read_text()
     assert "save" not in json.dumps(json.loads(text)["contract"])
     edited = text.replace(f'"checkpoint_steps": {steps}', '"checkpoint_steps": 0')
     with pytest.raises(ToolkitError, match="resilience.checkpoint_steps is 0"):

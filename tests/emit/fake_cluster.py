@@ -29,6 +29,7 @@ FAKES = {
             for _ in {1..400}; do sleep 0.02; done
             exit 9 ;;
           [0-9]*) exit "$FAKE_TORCHRUN" ;;
+          script) . "$RECORD/../script" ;;
         esac""",
     "srun": r"""
         printf '%s\0' "$@" > "$RECORD/srun"
@@ -36,7 +37,7 @@ FAKES = {
         pids=()
         trap 'kill -USR1 "${pids[@]}"' USR1
         for ((node = 0; node < SLURM_JOB_NUM_NODES; node++)); do
-          SLURM_NODEID=$node SLURM_LOCALID=${FAKE_LOCALID:-0} "$@" &
+          SLURM_NODEID=$node SLURMD_NODENAME=n$((node + 1)) SLURM_LOCALID=${FAKE_LOCALID:-0} "$@" &
           pids+=($!)
         done
         highest=0
@@ -47,9 +48,11 @@ FAKES = {
         exit "$highest" """,
     "scontrol": r"""
         case $1-$2 in
+          show-job) echo "JobId=$4 ReqNodeList=(null) ExcNodeList=${FAKE_EXCLUDED:-(null)} Nice=0" ;;
           show-node) echo "NodeName=$4 NodeAddr=10.1.2.3 NodeHostName=$4" ;;
           show-*) for ((i = 1; i <= ${FAKE_HOSTS:-2}; i++)); do echo "n$i"; done ;;
           requeue-*) echo "$2" >> "$RECORD/requeue" ;;
+          update-*) echo "$*" >> "$RECORD/update" ;;
         esac""",
     "apptainer": r"""
         printf '%s\0' "$@" > "$RECORD/apptainer"

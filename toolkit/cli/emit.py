@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from toolkit.cli.options import launcher_option
 from toolkit.errors import Problems
 
 if TYPE_CHECKING:
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
 @click.argument("plan_file", metavar="PLAN.json")
 @click.option("--out", required=True, metavar="DIR", help="Directory for the files; made if it is missing.")
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
+@launcher_option
 @click.option("--json", "as_json", is_flag=True, help="Print the paths as JSON.")
-def command(plan_file: str, out: str, force: bool, as_json: bool) -> None:
+def command(plan_file: str, out: str, force: bool, launcher: str, as_json: bool) -> None:
     """Write the configuration files and launch scripts of PLAN.json into DIR.
 
     DeepSpeed JSON, accelerate YAML or Megatron files, a torchrun script, a Slurm batch script, and the
@@ -29,7 +31,7 @@ def command(plan_file: str, out: str, force: bool, as_json: bool) -> None:
 
     plan = read_plan(plan_file)
     # absolute, so that the job finds its files from whatever directory it is submitted in
-    files = bundle(plan, str(Path(out).absolute()))
+    files = bundle(plan, str(Path(out).absolute()), launcher)
     _require_rules(plan)
     paths = write_files(out, files, force)
     if as_json:

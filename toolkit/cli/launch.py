@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolkit.cli.options import strategy_options
+from toolkit.cli.options import launcher_option, strategy_options
 from toolkit.errors import ToolkitError
 from toolkit.strategy import FRAMEWORKS
 from toolkit.workload import MOST_SEQUENCES
@@ -36,6 +36,7 @@ OF_A_RECIPE = ("gpus", "cluster", "accelerator", "gpus_per_node", "global_batch"
 @strategy_options
 @click.option("--out", metavar="DIR", help="Where the files go: runs/RECIPE, or beside PLAN.json, unless given.")
 @click.option("--force", is_flag=True, help="Overwrite files that differ.")
+@launcher_option
 @click.option("--submit/--local", default=False, help="Submit with sbatch, or start here (default).")
 @click.option("--dry-run", is_flag=True, help="Write the files and print the command, start nothing.")
 @click.option("--json", "as_json", is_flag=True, help="With --submit or --dry-run: print JSON.")
@@ -63,7 +64,7 @@ def command(what: str, program_arguments: tuple[str, ...], **options: Any) -> No
         from toolkit.cli.here import check_runs_here
 
         check_runs_here(plan)
-    _write(plan, folder, options["force"])
+    _write(plan, folder, options["force"], options["launcher"])
     script = folder / ("train.sbatch" if options["submit"] else "launch.sh")
     start = ["sbatch" if options["submit"] else "bash", str(script), *program_arguments]
     if not options["as_json"]:
@@ -123,12 +124,12 @@ def _told(plan: Plan) -> str:
     )
 
 
-def _write(plan: Plan, folder: Path, force: bool) -> None:
+def _write(plan: Plan, folder: Path, force: bool, launcher: str) -> None:
     """Write what is missing or, with ``force``, what differs; files that are as they should be stay."""
     from toolkit.cli.files import write_files
     from toolkit.emit.bundle import bundle
 
-    files = bundle(plan, str(folder))
+    files = bundle(plan, str(folder), launcher)
     changed = {name: text for name, text in files.items() if not _holds(folder / name, text)}
     write_files(folder, changed, force)
 

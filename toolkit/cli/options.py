@@ -135,3 +135,14 @@ def time_limit(seconds: float, help_text: str) -> Callable[[Function], Function]
         metavar="SECONDS",
         help=help_text,
     )
+
+
+def launcher_option(function: Function) -> Function:
+    """What starts the processes of a batch job; the names are those of ``toolkit.emit.script.LAUNCHERS``."""
+    return click.option(
+        "--launcher",
+        type=click.Choice(["torchrun", "srun"]),
+        default="torchrun",
+        show_default=True,
+        help="In train.sbatch: one torchrun per node, or one srun task per process.",
+    )(function)

@@ -12,8 +12,10 @@ from toolkit.plan import Plan
 from toolkit.recipe import planned_steps
 
 
-def bundle(plan: Plan, directory: str) -> dict[str, str]:
+def bundle(plan: Plan, directory: str, launcher: str = "torchrun") -> dict[str, str]:
     """The files of ``--out DIR``; ``directory`` is how the batch script writes the path to them.
+
+    ``launcher`` is what starts the processes of a batch job (:func:`toolkit.emit.slurm.batch_script`).
 
     ========================  ==================================  =======================================
     file                      for                                 read by
@@ -34,7 +36,7 @@ def bundle(plan: Plan, directory: str) -> dict[str, str]:
     makers: dict[str, Callable[[], str]] = {
         "plan.json": lambda: plans.dump(plan),
         "launch.sh": lambda: torchrun.launch_script(plan),
-        "train.sbatch": lambda: slurm.batch_script(plan, files),
+        "train.sbatch": lambda: slurm.batch_script(plan, files, launcher),
         "COMMANDS.txt": lambda: commands(plan, directory),
     }
     if plan.strategy.framework == "deepspeed":
@@ -90,8 +92,8 @@ def commands(plan: Plan, directory: str) -> str:
         steps = plan.resilience.checkpoint_steps
         paragraphs.append(
             (
-                f"Checkpoints are written every 500 steps; every {steps:,} lose least to failures",
-                f"--save-steps {steps}",
+                f"Checkpoints are written every {steps:,} steps, which loses least to failures; for another interval",
+                "--save-steps N",
             )
         )
     ending = (

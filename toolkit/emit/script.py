@@ -14,6 +14,7 @@ from toolkit.errors import Problems, ToolkitError
 from toolkit.plan import Plan
 
 PROGRAMS = ("finetune", "pretrain")
+LAUNCHERS = ("torchrun", "srun")
 LEAST_STOP_SECONDS, MOST_STOP_SECONDS = 120, 65535  # the latter is Slurm's own limit
 # bf16 weights, fp32 master copy and both Adam moments: what one checkpoint holds
 CHECKPOINT_BYTES_PER_PARAMETER = 14.0
@@ -73,6 +74,8 @@ def assignments(plan: Plan, files: Files) -> list[str]:
         "planned_processes": plan.strategy.tp * plan.strategy.pp * plan.strategy.cp * plan.strategy.dp,
         "processes_per_node": cluster.gpus_per_node,
         "program": f"recipes.{plan.program}.train",
+        # 0: the program's own default, where nothing is known of failures
+        "save_steps": plan.resilience.checkpoint_steps if plan.resilience is not None else 0,
         "setup_command": site.setup_command,
         "stop_seconds": stop_seconds(plan),
     }

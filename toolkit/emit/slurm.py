@@ -3,47 +3,57 @@
 from __future__ import annotations
 
 from toolkit.emit import environment, script, shell
-from toolkit.errors import Problems
+from toolkit.errors import Problems, ToolkitError
 from toolkit.plan import Plan
 
+BODIES = ("common", "slurm", "node", "verdict", "attempts")
 
-def batch_script(plan: Plan, files: script.Files) -> str:
-    """The whole script: ``#SBATCH`` lines, quoted assignments, static body.
 
-    One task per node (torchrun starts the rest), a rendezvous port from the job's number, srun in the
-    background so that the trap on USR1 runs, a request to stop passed on to the workers, requeueing only
-    after such a request and only while the run is not finished. Directory names in ``files`` are read
-    from the directory that sbatch was called in. Arguments after the script's name go to the program.
+def batch_script(plan: Plan, files: script.Files, launcher: str = "torchrun") -> str:
+    """The whole script: ``#SBATCH`` lines, quoted assignments, static bodies.
+
+    ``launcher`` torchrun: one task per node, torchrun starts the rest, the warning before the end goes to the
+    script (``B:``), which passes it on. srun: one task per process, ranks from ``SLURM_PROCID`` and
+    ``SLURM_LOCALID``, the warning goes to the processes themselves.
+
+    srun runs in the background so that the trap on USR1 runs. How an attempt ended is read from what the
+    ranks wrote (:mod:`toolkit.runtime.outcome`): a request to stop requeues the job, a killed process starts
+    again in the allocation, a broken or silent node is excluded, an error of the program stops. Directory
+    names in ``files`` are read from the directory that sbatch was called in. Arguments after the script's name
+    go to the program.
 
     ``setup_command`` of the site is the site's own shell text and is evaluated as it stands; every other
     value is quoted, or refused with ToolkitError where a ``#SBATCH`` line cannot carry it.
     """
-    lines = ["#!/bin/bash", *directives(plan), *script.title(plan), *script.assignments(plan, files)]
-    lines += _container(plan)
+    if launcher not in script.LAUNCHERS:
+        raise ToolkitError(f"launcher {launcher!r} is not one of {', '.join(script.LAUNCHERS)}", remedy="correct it")
+    lines = ["#!/bin/bash", *directives(plan, launcher), *script.title(plan), *script.assignments(plan, files)]
+    lines += [shell.assignment("launcher", launcher), *_container(plan)]
     lines += script.location(files.directory or ".", files.output_directory)
     lines.append('cd -- "${SLURM_SUBMIT_DIR:?submit this script with sbatch}"')
-    return "\n".join(lines) + "\n\n" + shell.body("common") + "\n" + shell.body("slurm")
+    return "\n".join(lines) + "\n\n" + "\n".join(shell.body(name) for name in BODIES)
 
 
-def directives(plan: Plan) -> list[str]:
+def directives(plan: Plan, launcher: str = "torchrun") -> list[str]:
     """``#SBATCH`` lines, sorted. ``--output`` stays in the submit directory, which always exists."""
     cluster, site = plan.cluster, plan.cluster.site
+    tasks = 1 if launcher == "torchrun" else cluster.gpus_per_node
     options: dict[str, str | bool] = {
         "account": site.account,
         "constraint": site.constraint,
-        "cpus-per-task": _cpus(plan),
+        "cpus-per-task": _cpus(plan, tasks),
         "exclusive": site.exclusive,
         "job-name": shell.label(plan.name),
         "mem": site.memory_per_node,
         "nodes": str(cluster.nodes),
-        "ntasks-per-node": "1",
+        "ntasks-per-node": str(tasks),
         "open-mode": "append",
         "output": "%x-%j.out",
         "partition": site.partition,
         "qos": site.qos,
         "requeue": True,
         "reservation": site.reservation,
-        "signal": f"B:USR1@{script.stop_seconds(plan)}",
+        "signal": f"{'B:' if launcher == 'torchrun' else ''}USR1@{script.stop_seconds(plan)}",
         "time": site.time_limit,
     }
     if site.gpu_request in ("gpus-per-node", "gres"):
@@ -56,11 +66,11 @@ def directives(plan: Plan) -> list[str]:
     return [f"#SBATCH --{name}" if value is True else f"#SBATCH --{name}={value}" for name, value in given.items()]
 
 
-def _cpus(plan: Plan) -> str:
-    """What the site says; a job that shares its nodes asks for the cores, an exclusive one has them all."""
+def _cpus(plan: Plan, tasks: int) -> str:
+    """Of each task: what the site says; a job that shares its nodes asks for the cores, an exclusive one has all."""
     cluster, site = plan.cluster, plan.cluster.site
     cores = site.cpus_per_node or (0 if site.exclusive else cluster.host_cores)
-    return str(cores) if cores else ""
+    return str(max(1, cores // max(1, tasks))) if cores else ""
 
 
 def _container(plan: Plan) -> list[str]:

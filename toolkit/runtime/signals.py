@@ -6,18 +6,32 @@ on a launcher: ``torchrun`` passes on only the signals in ``--signals-to-handle`
 ``--shutdown-timeout`` seconds (30 unless set) after it has passed one on, saved or not.
 
 Signals reach the ranks at different steps. A rank that saved and left alone would leave the others
-waiting in a collective, so the request is agreed on: at the end of each step all ranks reduce one
-number, and all see the request at the same step.
+waiting in a collective, so the request is agreed on: at the end of each step, evaluation and save all ranks
+reduce one number, and all see the request at the same step.
+
+Before the first step there is nothing to save and no common point to agree at: one rank may be preparing
+data while the others wait for it for an hour. There a request makes each rank leave at once, from a thread
+that notices the signal although the main thread is in a collective (``signal.set_wakeup_fd``). The
+thread also sees that torchrun has died, which would leave its workers behind as orphans.
+After the last step the run goes on to its end, which is the fastest way out.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
+
+from toolkit.runtime import faults, outcome
+from toolkit.runtime.outcome import Presence
 
 # Exit code of a process that stopped because it was asked to, with its checkpoint saved: "try again"
 # (EX_TEMPFAIL of sysexits.h).
@@ -25,42 +39,98 @@ STOPPED = 75
 
 STOP_FILE = "STOP"
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
+LOOK_SECONDS = 1.0  # between looks at the file and at the parent, in the thread
 
 
 class StopRequest:
     """Remembers that someone asked this process to stop; a context manager that handles the signals.
 
     ``reason`` is empty until then, and afterwards names the signal or the file. Only rank 0 looks at
-    the file, once per step.
+    the file, once per step; every ``LOOK_SECONDS`` before the first.
     """
 
-    def __init__(self, directory: str | Path, rank: int = 0) -> None:
+    def __init__(self, directory: str | Path, rank: int = 0, presence: Presence | None = None) -> None:
         self.reason = ""
         self.rank = rank
+        self.begun = False  # whether the ranks have met at the end of a step
+        self.stopped = False  # whether they have agreed to stop
         self.stop_file = Path(directory) / STOP_FILE
+        self.presence = presence or Presence(directory, rank)
         self._before: dict[signal.Signals, Any] = {}
+        self._ends: tuple[int, int] | None = None
+        self._wakeup_before = -1
+        self._thread: threading.Thread | None = None
+        self._parent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0
 
     def __enter__(self) -> StopRequest:
-        if self.rank == 0:
-            self.stop_file.unlink(missing_ok=True)  # a request to an earlier start is not one to this start
+        # a request to an earlier start is not one to this start; a job script removes it before its ranks start
+        if self.rank == 0 and not self.presence.name:
+            self.stop_file.unlink(missing_ok=True)
+        self._ends = os.pipe()
+        os.set_blocking(self._ends[1], False)
+        self._wakeup_before = signal.set_wakeup_fd(self._ends[1], warn_on_full_buffer=False)
         for number in SIGNALS:
             self._before[number] = signal.signal(number, self._handle)
+        _entered.add(self)
+        self._thread = threading.Thread(target=self._listen, args=(self._ends[0],), name="stop-request", daemon=True)
+        self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._restore()
+        if self._ends is not None:
+            os.close(self._ends[1])  # the thread reads the end of the pipe, and closes the other
+            self._ends = None
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=10)
+
+    def _restore(self) -> None:
+        _entered.discard(self)
+        signal.set_wakeup_fd(self._wakeup_before)
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.reason = signal.Signals(number).name
+        self.reason = self.reason or signal.Signals(number).name
 
-    def agreed(self, device: Any = "cpu") -> bool:
+    def _listen(self, end: int) -> None:
+        """The thread: signals as they arrive, and before the first step the file and the parent too."""
+        while True:
+            ready, _, _ = select.select([end], [], [], LOOK_SECONDS)
+            if ready:
+                numbers = os.read(end, 64)
+                if not numbers:
+                    os.close(end)
+                    return
+                for number in numbers:
+                    if number in SIGNALS:
+                        self.reason = self.reason or signal.Signals(number).name
+                        self.presence.say(f"asked {signal.Signals(number).name}")
+            elif not self.begun and self.rank == 0 and self.stop_file.exists():
+                self.reason = self.reason or f"the file {self.stop_file}"
+            if self.reason and not self.begun:
+                self._leave_now()
+            if self._parent and os.getppid() != self._parent:
+                self.presence.failed("agent", f"torchrun (process {self._parent}) is gone")
+                os._exit(1)
+
+    def _leave_now(self) -> None:
+        """Before the first step: nothing is lost."""
+        self.presence.left("stopped", stopped_exit_code(), self.reason)
+        print(f"stopped before the first step ({self.reason}): nothing is lost", flush=True)
+        os._exit(stopped_exit_code())
+
+    def agreed(self, device: Any = "cpu", step: int = 0) -> bool:
         """Whether any rank has been asked to stop; every rank must call this at the same step.
 
-        ``device`` is where the process group's backend keeps its tensors.
+        ``device`` is where the process group's backend keeps its tensors; ``step`` the last one that is done.
         """
+        self.begun = True
+        if self.stopped:
+            return True
+        self.presence.step = step
         if self.rank == 0 and not self.reason and self.stop_file.exists():
             self.reason = f"the file {self.stop_file}"
         distributed = sys.modules.get("torch.distributed")  # not imported: there is no process group
@@ -69,14 +139,52 @@ class StopRequest:
             distributed.all_reduce(asked, op=distributed.ReduceOp.MAX)
             if asked.item() and not self.reason:
                 self.reason = "another rank"
-        return bool(self.reason)
+            self.stopped = bool(asked.item())
+        else:
+            self.stopped = bool(self.reason)
+        return self.stopped
+
+
+@contextmanager
+def attended(directory: str | Path, rank: int) -> Iterator[StopRequest]:
+    """A whole start of a rank: it says that it is here, handles requests, and tells how it ended."""
+    presence = Presence(directory, rank)
+    presence.here()
+    with StopRequest(directory, rank, presence) as stop:
+        try:
+            with presence.watched():
+                yield stop
+        except BaseException as error:
+            # the others have left because they were asked to, as this rank was: no failure, and nothing is lost
+            if stop.reason and not stop.begun and faults.kind(error) == "peer":
+                stop._leave_now()
+            raise
+        if outcome.is_finished(directory):
+            presence.left("finished", 0)
+        elif stop.stopped:
+            presence.left("stopped", stopped_exit_code(), stop.reason)
+        else:
+            presence.left("ended", 0)
 
 
 def stopped_exit_code() -> int:
     """0 under torchrun, else 75.
 
-    torchrun takes any other code than 0 for a crash: it starts the workers again where restarts are
-    allowed, against the request, and reports 1 where not. Job scripts therefore look for the marker of
-    a finished run, not at the code.
+    torchrun takes any other code than 0 for a crash: it ends the other workers, which may still be leaving,
+    and reports 1. Job scripts therefore look at ``FINISHED`` and ``outcome.json``, not at the code.
     """
     return 0 if "TORCHELASTIC_RUN_ID" in os.environ else STOPPED
+
+
+_entered: weakref.WeakSet[StopRequest] = weakref.WeakSet()
+
+
+def _in_a_fork() -> None:
+    """A loader's process that is ended by SIGTERM must not look like a request to its parent, whose pipe it shares."""
+    for stop in list(_entered):
+        stop._restore()
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+
+
+os.register_at_fork(after_in_child=_in_a_fork)

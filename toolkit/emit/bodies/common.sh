@@ -12,6 +12,7 @@ fail() {
 arguments=(--plan "$directory/$plan_file")
 if [ -n "${deepspeed_file:-}" ]; then arguments+=(--deepspeed "$directory/$deepspeed_file"); fi
 if [ -n "${megatron_file:-}" ]; then arguments+=(--megatron "$directory/$megatron_file"); fi
+if [ "${save_steps:-0}" -gt 0 ]; then arguments+=(--save-steps "$save_steps"); fi   # loses least to failures
 arguments+=(--output-dir "$output_directory" "$@")
 previous=
 for word in "${arguments[@]}"; do
@@ -40,7 +41,9 @@ if [ -n "${setup_command:-}" ]; then eval "$setup_command"; fi
 set -u
 
 if [ "${container_runtime:-none}" = none ]; then
-  command -v torchrun >/dev/null || fail "torchrun is not on PATH" \
+  starter=torchrun
+  if [ "${launcher:=torchrun}" = srun ]; then starter=python3; fi
+  command -v "$starter" >/dev/null || fail "$starter is not on PATH" \
     "activate the environment first, or name the command that does as setup_command of the site"
 fi
 if [ -e "$output_directory/FINISHED" ]; then
@@ -49,7 +52,7 @@ if [ -e "$output_directory/FINISHED" ]; then
 fi
 mkdir -p -- "$output_directory"
 
-launch=(torchrun
+torchrun=(torchrun
   --nnodes="$nodes"
   --nproc-per-node="$processes_per_node"
   # without SIGUSR1 in this list the signal kills torchrun, and nothing is saved

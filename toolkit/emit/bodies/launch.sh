@@ -1,10 +1,10 @@
 # ---- torchrun on this machine, or on each of several (c10d, so no node needs a rank). -------------
 if [ "$nodes" = 1 ]; then
-  launch+=(--standalone)
+  torchrun+=(--standalone)
 else
   [ -n "${RDZV_ENDPOINT:-}" ] || fail "this plan is for $nodes nodes" \
     "start this script on each of them with RDZV_ENDPOINT=HOST:PORT and RDZV_ID=NAME, or use: sbatch train.sbatch"
-  launch+=(--rdzv-backend=c10d --rdzv-endpoint="$RDZV_ENDPOINT" --rdzv-id="${RDZV_ID:?the same name on every node}")
+  torchrun+=(--rdzv-backend=c10d --rdzv-endpoint="$RDZV_ENDPOINT" --rdzv-id="${RDZV_ID:?the same name on every node}")
 fi
 if [ "${gpus_per_node:?}" -gt 0 ] && command -v nvidia-smi >/dev/null; then
   found=$(nvidia-smi --query-gpu=index --format=csv,noheader | wc -l)
@@ -12,4 +12,4 @@ if [ "${gpus_per_node:?}" -gt 0 ] && command -v nvidia-smi >/dev/null; then
     "plan again for this machine with toolkit plan --gpus $found"
 fi
 echo "start: $nodes x $processes_per_node processes of $program, output in $output_directory"
-exec "${launch[@]}" --max-restarts=0 -m "$program" "${arguments[@]}"
+exec "${torchrun[@]}" --max-restarts=0 -m "$program" "${arguments[@]}"

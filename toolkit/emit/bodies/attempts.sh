@@ -1,0 +1,110 @@
+# ---- Attempts: again in this allocation after a fault, requeued after a request or without a bad node, ----
+# ---- stopped where trying again cannot help.                                                           ----
+
+# One line for each end of an attempt that was not the end of the run.
+remember() {
+  local form='{"job": "%s", "restart": %s, "attempt": %s, "at": %s, "step": %s, "result": "%s", "nodes": "%s", "then": "%s"}\n'
+  # shellcheck disable=SC2059
+  printf "$form" "$SLURM_JOB_ID" "$restart" "$attempt" "${EPOCHSECONDS:-0}" "$step_saved" "$result" "$culprits" "$1" \
+    >>"$output_directory/restarts.jsonl" || true
+}
+
+remembered() { grep -c -F -- "$1" "$output_directory/restarts.jsonl" 2>/dev/null || true; }
+
+# How often in a row this job has ended at the checkpoint that is the newest now.
+without_progress() {
+  local line count=0
+  while IFS= read -r line; do
+    case $line in
+      *"\"job\": \"$SLURM_JOB_ID\""*"\"step\": $step_saved,"*) count=$((count + 1)) ;;
+      *) count=0 ;;
+    esac
+  done < <(cat "$output_directory/restarts.jsonl" 2>/dev/null)
+  echo "$count"
+}
+
+give_up() {
+  remember stop
+  printf 'error: not started again: %s\n' "$1" >&2
+  if [ "$rc" = 0 ]; then exit 1; fi
+  exit "$rc"
+}
+
+# Ends this script, at the latest when Slurm kills it. Slurm lets the owner of a job exclude nodes only while
+# the job waits, which it does from the requeue on, when this script still has some seconds.
+requeue_without() {
+  local nodes_excluded before
+  if [ "$restart" -ge "$max_requeues" ]; then
+    give_up "$restart restarts are enough (MAX_REQUEUES=$max_requeues)${cause:+; $cause}"
+  fi
+  remember "requeue${1:+ without $1}"
+  before=$(scontrol show job -o "$SLURM_JOB_ID")
+  before=${before##* ExcNodeList=} before=${before%% *}
+  case $before in '(null)' | '' | *=*) before= ;; esac
+  nodes_excluded=${before:+$before,}${1// /,}
+  trap '' TERM
+  if [ -n "$1" ]; then echo "requeue without $1: $cause"; else echo "requeue${cause:+: $cause}"; fi
+  scontrol requeue "$SLURM_JOB_ID" || give_up "Slurm refuses to requeue this job"
+  if [ -n "$1" ]; then
+    scontrol update JobId="$SLURM_JOB_ID" ExcNodeList="$nodes_excluded" ||
+      echo "note: Slurm refuses to exclude $nodes_excluded; the job may land there again" >&2
+  fi
+  exit 0
+}
+
+# No trap on CONT: with one, some signals at the time limit were lost.
+stop_requested=0
+srun_pid=
+# shellcheck disable=SC2317,SC2329  # called by trap
+request_stop() {
+  stop_requested=1
+  : 2>/dev/null >"$output_directory/STOP" || true        # seen by rank 0 where the signal does not get through
+  if [ -n "$srun_pid" ]; then kill -USR1 "$srun_pid" 2>/dev/null || true; fi
+}
+trap request_stop USR1
+
+run_attempt() {
+  prepare_attempt
+  echo "start: job $SLURM_JOB_ID restart $restart attempt $attempt, $nodes x $processes_per_node =" \
+    "$planned_processes processes of $program with $launcher"
+  echo "nodes: ${hosts//$'\n'/ } rendezvous: $meeting:$port output: $output_directory"
+  rc=0
+  if [ "$stop_requested" = 1 ]; then return; fi
+  # in the background: the shell runs no trap while it waits for a command in the foreground
+  "${step[@]}" bash -c "$on_each_node" on_each_node "$launcher" "$gpus_per_node" "${launch[@]}" &
+  srun_pid=$!
+  if [ "$stop_requested" = 1 ]; then kill -USR1 "$srun_pid" 2>/dev/null || true; fi
+  while :; do
+    rc=0
+    wait "$srun_pid" || rc=$?
+    kill -0 "$srun_pid" 2>/dev/null || break             # interrupted by the trap: wait again
+  done
+  srun_pid=
+}
+
+attempt=0
+while :; do
+  run_attempt
+  judge
+  step_saved=$(saved_step)
+  echo "end: srun returned $rc, stop requested: $stop_requested, result: $result, saved: step $step_saved"
+  if [ -n "$cause" ]; then echo "  $cause"; fi
+  case $result in
+    finished) echo "finished: $output_directory/FINISHED" && rm -rf -- "$output_directory/.attempt" && exit 0 ;;
+    ended) exit 0 ;;
+    failed) give_up "it would fail again; $cause" ;;
+  esac
+  if [ "$(without_progress)" -ge "$max_no_progress" ]; then
+    cause="no checkpoint after step $step_saved in $max_no_progress more starts (MAX_NO_PROGRESS)${cause:+; $cause}"
+    give_up "$cause"
+  fi
+  if [ "$result" = stopped ]; then requeue_without ""; fi
+  find_silent_nodes
+  if [ "$stop_requested" = 1 ]; then requeue_without ""; fi
+  case $cause in *" does not answer"*) requeue_without "$culprits" ;; esac
+  if [ "$(outcome_of kind)" = device ]; then requeue_without "$culprits"; fi
+  if [ -n "$culprits" ] && [ "$(remembered "\"nodes\": \"$culprits\"")" -gt 0 ]; then requeue_without "$culprits"; fi
+  if [ "$attempt" -ge "${MAX_ATTEMPTS:-3}" ]; then requeue_without ""; fi
+  remember again
+  attempt=$((attempt + 1))
+done

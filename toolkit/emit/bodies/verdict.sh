@@ -1,0 +1,69 @@
+# ---- How did an attempt end? -----------------------------------------------------------------------
+# Exit codes do not tell: torchrun makes 1 of everything, srun returns the highest of all tasks.
+
+# One value of outcome.json, which has one on each line.
+outcome_of() {
+  sed -n "s/^  \"$1\": \"\{0,1\}\(.*[^\",]\)\"\{0,1\},\{0,1\}\$/\1/p" "$output_directory/outcome.json" 2>/dev/null || true
+}
+
+saved_step() {                                           # of the newest whole checkpoint; 0 without one
+  local name=
+  read -r name 2>/dev/null <"$output_directory/latest" || true
+  name=${name##*-}
+  case $name in '' | *[!0-9]*) echo 0 ;; *) echo "$name" ;; esac
+}
+
+# Sets result (finished ended stopped failed fault), culprits (nodes, by spaces), cause (a sentence).
+judge() {
+  result='' culprits='' cause=''
+  local state kind file word value node said killed='' came=0
+  state=$(outcome_of state) kind=$(outcome_of kind)
+  if [ -e "$output_directory/FINISHED" ]; then result=finished; return; fi
+  for file in "$attempt_folder"/[0-9]*; do               # the words of each rank: who came and said no more was killed
+    [ -e "$file" ] || continue
+    came=$((came + 1)) node='' said=''
+    while read -r word value; do
+      case $word in here) node=$value ;; *) said="$said $word" ;; esac
+    done <"$file"
+    if [ -z "$said" ]; then
+      killed="$killed ${file##*/}"
+      case " $culprits " in *" $node "*) ;; *) culprits="${culprits:+$culprits }$node" ;; esac
+    fi
+  done
+  if [ "$state" = failed ]; then
+    cause="rank $(outcome_of rank) on $(outcome_of node), after step $(outcome_of step): $(outcome_of reason)"
+    case $kind in
+      input | code | memory | storage) result=failed culprits=''; return ;;
+      device | agent) result=fault culprits=$(outcome_of node); return ;;
+    esac
+  fi
+  if [ "$rc" = 0 ] && [ "$state" = ended ]; then result=ended culprits=''; return; fi
+  if [ -n "$killed" ] && [ "$stop_requested" = 0 ]; then
+    result=fault cause="rank$killed on $culprits was killed"
+    return
+  fi
+  culprits=''
+  if [ "$stop_requested" = 1 ] || [ "$state" = stopped ]; then
+    result=stopped cause=$(outcome_of reason)
+    return
+  fi
+  if [ "$state" = failed ]; then result=fault; return; fi             # all are witnesses: peer, or hang
+  if [ "$rc" = 0 ]; then result=ended; return; fi
+  if [ "$rc" = 138 ]; then result=stopped cause="SIGUSR1 before the program had begun"; return; fi
+  result=failed cause="a task ended with code $rc, $came processes had begun"
+  if [ "$rc" -ge 128 ]; then result=fault; fi
+}
+
+# Nodes that do not answer become the culprits. srun gives up on a dead one by itself; a lost one may take longer.
+find_silent_nodes() {
+  local host silent=''
+  # shellcheck disable=SC2016
+  timeout "${ANSWER_SECONDS:-90}" "${everywhere[@]}" \
+    bash -c ': >"$1/answered.$SLURMD_NODENAME"' answer "$attempt_folder" >/dev/null 2>&1 || true
+  for host in $hosts; do
+    if [ ! -e "$attempt_folder/answered.$host" ]; then silent="${silent:+$silent }$host"; fi
+  done
+  if [ -n "$silent" ] && [ "$silent" != "${hosts//$'\n'/ }" ]; then
+    culprits=$silent cause="$silent does not answer${cause:+; $cause}"
+  fi
+}

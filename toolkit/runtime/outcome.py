@@ -1,0 +1,163 @@
+"""How a start of a run ended: ``outcome.json`` for the run, and a few words from each rank for the job script.
+
+Exit codes do not tell: torchrun turns every failure into 1, srun returns the highest of all tasks. So the
+first rank that fails for a reason of its own writes why, or rank 0 what became of the run. A rank that is killed writes
+nothing, and that is how it is known: a job script sets ``TOOLKIT_ATTEMPT`` to the name of this start, every
+rank leaves a file of its number in ``OUT/.attempt/NAME``, and adds to it when it is asked to stop, fails or
+leaves. Whoever came and said no more was killed; its file names the node.
+
+    here NODE      the program has begun (before anything heavy is imported)
+    asked SIGNAL   a request to stop has arrived, also while the main thread is in a collective
+    failed KIND    see :mod:`toolkit.runtime.faults`
+    left CODE      it ends by itself
+
+Nothing here raises: a disk that is full or away must not hide why a run failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from toolkit.runtime import faults
+from toolkit.runtime.checkpoint import FINISHED
+
+OUTCOME, ATTEMPTS, ATTEMPT_VARIABLE = "outcome.json", ".attempt", "TOOLKIT_ATTEMPT"
+LONGEST_ERROR = 2000  # characters of an exception's text
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """``state`` is finished, stopped (on request, a checkpoint is saved), ended (``--max-steps``) or failed."""
+
+    schema: int = 1
+    state: str
+    kind: str = ""  # of a failure: toolkit.runtime.faults
+    step: int = 0  # the last one that all ranks had done
+    rank: int = 0
+    node: str = ""
+    reason: str = ""  # the signal or file that asked, or the exception in one line
+    attempt: str = ""
+    at: float = 0.0  # seconds since 1970 on the clock of the node
+
+
+class Presence:
+    """One rank of one start. ``step`` is for the caller to keep up to date."""
+
+    def __init__(self, directory: str | Path, rank: int = 0) -> None:
+        self.directory, self.rank, self.step = Path(directory), rank, 0
+        self.node = os.environ.get("SLURMD_NODENAME") or platform.node()
+        self.name = os.environ.get(ATTEMPT_VARIABLE, "")
+        self.words = self.directory / ATTEMPTS / self.name / str(rank) if self.name else None
+        # without a job script there is at least torchrun's own name of this start
+        self.attempt = self.name or os.environ.get("TORCHELASTIC_RUN_ID", "")
+
+    def here(self) -> None:
+        """The rank has begun; what an earlier start wrote is not about this one."""
+        if self.rank == 0 and not self._of_this_start(read(self.directory)):
+            with contextlib.suppress(OSError):
+                (self.directory / OUTCOME).unlink()
+        self.say(f"here {self.node}")
+
+    def say(self, words: str) -> None:
+        """Append one line; one write, so that it is there as a whole or not at all."""
+        if self.words is None:
+            return
+        with contextlib.suppress(OSError):
+            descriptor = os.open(self.words, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            try:
+                os.write(descriptor, f"{words}\n".encode())
+            finally:
+                os.close(descriptor)
+
+    def left(self, state: str, code: int, reason: str = "") -> None:
+        """It ends by itself; rank 0 tells for all, unless a rank has failed."""
+        if self.rank == 0:
+            self._write(Outcome(state=state, reason=reason, **self._place()))
+        self.say(f"left {code}")
+
+    def failed(self, kind: str, reason: str, error: BaseException | None = None) -> None:
+        """It ends with a failure. The first one that is not a mere witness of another's is the run's."""
+        self._write(Outcome(state="failed", kind=kind, reason=reason[:LONGEST_ERROR], **self._place()))
+        self.say(f"failed {kind}")
+        _tell_torchrun(reason, error)
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Records an exception on its way out, before the process group goes: after that the others fail too."""
+        try:
+            yield
+        except BaseException as error:
+            self.failed(faults.kind(error), _one_line(error), error)
+            raise
+
+    def _place(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "rank": self.rank,
+            "node": self.node,
+            "attempt": self.attempt,
+            "at": round(time.time(), 3),
+        }
+
+    def _of_this_start(self, outcome: Outcome | None) -> bool:
+        return outcome is not None and bool(self.attempt) and outcome.attempt == self.attempt
+
+    def _write(self, outcome: Outcome) -> None:
+        """Failures stay, but for those of witnesses, which everything else replaces."""
+        path = self.directory / OUTCOME
+        temporary = self.directory / f".{OUTCOME}.{self.node}.{os.getpid()}"
+        try:
+            there = read(self.directory)
+            temporary.write_bytes(msgspec.json.format(msgspec.json.encode(outcome), indent=2) + b"\n")
+            if (
+                there is None
+                or not self._of_this_start(there)
+                or (there.kind in ("", "peer") and not _witness(outcome))
+            ):
+                temporary.replace(path)
+        except OSError:
+            pass
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+
+def read(directory: str | Path) -> Outcome | None:
+    """The outcome of the newest start that has one; None where there is none that can be read."""
+    try:
+        return msgspec.json.decode((Path(directory) / OUTCOME).read_bytes(), type=Outcome)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def is_finished(directory: str | Path) -> bool:
+    """Whether the whole run is done."""
+    return (Path(directory) / FINISHED).is_file()
+
+
+def _witness(outcome: Outcome) -> bool:
+    return outcome.kind == "peer"
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def _tell_torchrun(reason: str, error: BaseException | None) -> None:
+    """In the form of ``torch.distributed.elastic`` (2.13): torchrun then names the first rank that failed, and why."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path:
+        return
+    trace = "".join(traceback.format_exception(error)) if error is not None else ""
+    said = {"message": reason, "extraInfo": {"py_callstack": trace, "timestamp": str(int(time.time()))}}
+    with contextlib.suppress(OSError):
+        Path(path).write_text(json.dumps({"message": said}))
