@@ -15,6 +15,7 @@ plan_file=plan.json
 planned_processes=2
 processes_per_node=2
 program=recipes.finetune.train
+save_steps=0
 setup_command=''
 stop_seconds=120
 case ${BASH_SOURCE[0]} in
@@ -39,6 +40,7 @@ fail() {
 arguments=(--plan "$directory/$plan_file")
 if [ -n "${deepspeed_file:-}" ]; then arguments+=(--deepspeed "$directory/$deepspeed_file"); fi
 if [ -n "${megatron_file:-}" ]; then arguments+=(--megatron "$directory/$megatron_file"); fi
+if [ "${save_steps:-0}" -gt 0 ]; then arguments+=(--save-steps "$save_steps"); fi   # loses least to failures
 arguments+=(--output-dir "$output_directory" "$@")
 previous=
 for word in "${arguments[@]}"; do
@@ -67,7 +69,9 @@ if [ -n "${setup_command:-}" ]; then eval "$setup_command"; fi
 set -u
 
 if [ "${container_runtime:-none}" = none ]; then
-  command -v torchrun >/dev/null || fail "torchrun is not on PATH" \
+  starter=torchrun
+  if [ "${launcher:=torchrun}" = srun ]; then starter=python3; fi
+  command -v "$starter" >/dev/null || fail "$starter is not on PATH" \
     "activate the environment first, or name the command that does as setup_command of the site"
 fi
 if [ -e "$output_directory/FINISHED" ]; then
@@ -76,7 +80,7 @@ if [ -e "$output_directory/FINISHED" ]; then
 fi
 mkdir -p -- "$output_directory"
 
-launch=(torchrun
+torchrun=(torchrun
   --nnodes="$nodes"
   --nproc-per-node="$processes_per_node"
   # without SIGUSR1 in this list the signal kills torchrun, and nothing is saved
@@ -86,11 +90,11 @@ launch=(torchrun
 
 # ---- torchrun on this machine, or on each of several (c10d, so no node needs a rank). -------------
 if [ "$nodes" = 1 ]; then
-  launch+=(--standalone)
+  torchrun+=(--standalone)
 else
   [ -n "${RDZV_ENDPOINT:-}" ] || fail "this plan is for $nodes nodes" \
     "start this script on each of them with RDZV_ENDPOINT=HOST:PORT and RDZV_ID=NAME, or use: sbatch train.sbatch"
-  launch+=(--rdzv-backend=c10d --rdzv-endpoint="$RDZV_ENDPOINT" --rdzv-id="${RDZV_ID:?the same name on every node}")
+  torchrun+=(--rdzv-backend=c10d --rdzv-endpoint="$RDZV_ENDPOINT" --rdzv-id="${RDZV_ID:?the same name on every node}")
 fi
 if [ "${gpus_per_node:?}" -gt 0 ] && command -v nvidia-smi >/dev/null; then
   found=$(nvidia-smi --query-gpu=index --format=csv,noheader | wc -l)
@@ -98,4 +102,4 @@ if [ "${gpus_per_node:?}" -gt 0 ] && command -v nvidia-smi >/dev/null; then
     "plan again for this machine with toolkit plan --gpus $found"
 fi
 echo "start: $nodes x $processes_per_node processes of $program, output in $output_directory"
-exec "${launch[@]}" --max-restarts=0 -m "$program" "${arguments[@]}"
+exec "${torchrun[@]}" --max-restarts=0 -m "$program" "${arguments[@]}"
