@@ -173,6 +173,7 @@ def _train(
             randomness.OwnRandomNumbers(plan.contract.seed),
             commits,
             record,  # after what a save takes, so that this is no part of the next step
+            going_on,
             callbacks.SaveOnRequest(stop),
             callbacks.DropConverted(),
         ],

@@ -18,7 +18,7 @@ from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.serialization import get_default_save_sharded_strategy
 from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
 
-from recipes import ranks
+from recipes import continuity, ranks
 from recipes import resume as runs
 from recipes.pretrain import random_states
 from recipes.pretrain.model import Built
@@ -66,6 +66,9 @@ def resume(plan: Plan, folder: Path, built: Built, data_sha256: str, durable: st
             f"{start.path} holds the state after step {state['step']}, its manifest says {start.step}",
             remedy="toolkit ckpt verify names damaged files; choose an older checkpoint",
         )
+    counted = [int(group["step"]) for group in built.optimizer.param_groups if "step" in group]
+    # steps that overflow under fp16 are not the optimizer's
+    continuity.require_restored(start.step, counted if plan.workload.precision != "fp16" else (), None)
     if start.route.kind == reshard.PLAIN:
         random_states.load(start.path, group.rank)
     return start

@@ -1,0 +1,58 @@
+"""A resumed run is checked before its first step, and its first loss after it (:mod:`recipes.continuity`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from recipes import continuity
+from recipes.resume import Start
+from toolkit.plan import Plan
+from toolkit.record import StepRecord
+from toolkit.schedule import learning_rate
+
+WITHOUT_STEPS = ("sgd",)  # optimizers that count none
+
+
+class GoOn(TrainerCallback):
+    """``before`` are the steps of the run's telemetry when it starts; ``start`` None is a run that begins."""
+
+    def __init__(self, plan: Plan, total_steps: int, start: Start | None, before: list[StepRecord], say: Any) -> None:
+        self.plan, self.total_steps, self.start, self.before, self.say = plan, total_steps, start, before, say
+        self.trainer: Any = None  # set once there is one
+        self._watched = start is None
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Everything has been loaded by now; raises ToolkitError on every rank where something has not."""
+        if self.start is None:
+            return
+        contract = self.plan.contract
+        counted: list[int | None] = list(continuity.optimizer_steps(self.trainer.optimizer))
+        if contract.optimizer not in WITHOUT_STEPS and not counted and self.plan.strategy.framework != "deepspeed":
+            counted = [0]  # its states come with the first step: there are none, so none have been restored
+        if contract.precision == "fp16":  # a step that overflows is skipped by optimizer and schedule
+            counted = []
+        stands = None if contract.precision == "fp16" else int(self.trainer.lr_scheduler.last_epoch)
+        continuity.require_restored(self.start.step, counted, stands)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        """The learning rate is the contract's at every step; the first loss goes on from the last ones."""
+        if logs is None or "loss" not in logs:
+            return
+        wanted = learning_rate(state.global_step - 1, self.total_steps, self.plan.contract)
+        if self.plan.contract.precision != "fp16":
+            continuity.require_rate(state.global_step, float(logs["learning_rate"]), wanted)
+        if not self._watched:
+            self._watched = True
+            first = StepRecord(step=state.global_step, seconds=0.0, tokens=0, loss=logs["loss"], learning_rate=wanted)
+            sentence = continuity.jump(self.before, first, self.plan.model.vocab_size)
+            if sentence:
+                self.say(f"warning: {sentence}", flush=True)
