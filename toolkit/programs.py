@@ -11,6 +11,10 @@ from toolkit.recipe import Contract
 UNFOLLOWED: dict[str, dict[str, str]] = {
     "finetune": {},
     "pretrain": {
+        "objective": "learns the likelihood of its text",
+        "dpo_loss": "has no pairs",
+        "dpo_beta": "has no pairs",
+        "max_prompt_length": "has no pairs",
         "packing": "packs documents, always",
         "chat_template": "reads plain text",
         "completion_only": "learns every token",

@@ -14,6 +14,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     **{name: WORDS[name] for name in ("precision", "method", "optimizer", "lora_targets")},
     "schedule": ("cosine", "linear", "constant", "wsd"),
     "init": ("model", "random"),
+    "objective": WORDS["objective"],
+    "dpo_loss": ("sigmoid", "sigmoid_norm", "hinge", "ipo", "apo_zero"),
     "expert_balance": ("micro_batch", "sequence"),
 }
 POSITIVE = (
@@ -24,6 +26,7 @@ POSITIVE = (
     "lora_rank",
     "lora_alpha",
     "adam_epsilon",
+    "dpo_beta",
 )
 NOT_NEGATIVE = (
     "min_learning_rate",
@@ -34,10 +37,13 @@ NOT_NEGATIVE = (
     "total_tokens",
     "seed",
     "rope_theta",
+    "max_prompt_length",
 )
+PREFERENCE = ("dpo_loss", "dpo_beta", "max_prompt_length")  # settings of objective dpo alone
 SHARES = ("warmup_fraction", "decay_fraction", "lora_dropout")
 MOST = {
     "sequence_length": MOST_TOKENS,
+    "max_prompt_length": MOST_TOKENS,
     "global_batch_size": MOST_SEQUENCES,
     "total_steps": 10**12,
     "warmup_steps": 10**12,
@@ -52,7 +58,8 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     ``model`` is a registry name, a hub name, or a path. ``dataset`` is ``sample`` (the text that is
     shipped), a local JSONL/Parquet/text path, or a hub name: ``owner/name[/configuration][:split]``.
-    Lengths are in tokens, batches in sequences.
+    Lengths are in tokens, batches in sequences; with objective ``dpo`` in pairs of two sequences, the answer that was
+    chosen and the one that was rejected. Its reference is the model that training starts from.
     """
 
     model: str = ""
@@ -87,6 +94,13 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     init: str = "model"  # model: the weights that the model's name has, if any; random: drawn from the seed
     chat_template: str = ""  # one of recipes/chat_templates, without .jinja; empty: the tokenizer's own
     completion_only: bool = False  # of a conversation only what the assistant says is learnt
+    # likelihood: of every token that is learnt; dpo: chosen answers before rejected ones (arXiv:2305.18290)
+    objective: str = "likelihood"
+    # of the margin between the two: sigmoid (DPO), sigmoid_norm (both log ratios over the tokens of the answer, as
+    # Tülu 3), hinge, ipo, apo_zero: names of trl
+    dpo_loss: str = "sigmoid"
+    dpo_beta: float = 0.1  # how much the distance from the reference counts
+    max_prompt_length: int = 0  # of a prompt this many tokens stay, the last ones; 0: all that fit
     # The loss that keeps experts equally loaded, a product of two means: over the tokens of a micro-batch (with it the
     # experiment depends on how a cluster cuts the batch), or over each sequence (the same on every cluster).
     expert_balance: str = "micro_batch"
@@ -132,6 +146,37 @@ def contract_problems(contract: Contract) -> Iterator[Problem]:
             f"schedule is {contract.schedule!r} and decay_fraction {contract.decay_fraction}",
             "schedule wsd needs a decay_fraction, and no other has one",
         )
+    yield from _preference_problems(contract)
+
+
+def _preference_problems(contract: Contract) -> Iterator[Problem]:
+    """Settings that contradict the objective."""
+    if contract.objective != "dpo":
+        defaults = Contract()
+        for name in PREFERENCE:
+            if getattr(contract, name) != getattr(defaults, name):
+                yield Problem(
+                    f"{name} is {getattr(contract, name)} with objective {contract.objective!r}",
+                    "it is of objective dpo",
+                )
+        return
+    if contract.packing:
+        yield Problem("packing is true with objective dpo", "set it to false: a pair is two sequences of its own")
+    if contract.completion_only:
+        yield Problem("completion_only is true with objective dpo", "leave it out: of a pair only the answers count")
+    if contract.total_tokens:
+        yield Problem(f"total_tokens is {contract.total_tokens:g} with objective dpo", "give epochs or total_steps")
+    if contract.max_prompt_length >= contract.sequence_length:
+        yield Problem(
+            f"max_prompt_length {contract.max_prompt_length} leaves no room for an answer: "
+            f"sequence_length is {contract.sequence_length}",
+            "sequence_length is of prompt and answer together",
+        )
+
+
+def sequences_per_step(contract: Contract) -> int:
+    """Sequences that a step reads: two of each pair with objective dpo."""
+    return contract.global_batch_size * (2 if contract.objective == "dpo" else 1)
 
 
 def planned_steps(contract: Contract) -> int:

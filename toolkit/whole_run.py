@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from toolkit.plan import Plan
-from toolkit.recipe import planned_steps
+from toolkit.recipe import planned_steps, sequences_per_step
 
 
 class WholeRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +31,7 @@ class WholeRun(msgspec.Struct, frozen=True, kw_only=True):
 
 def gpu_hours_per_billion_tokens(plan: Plan) -> float:
     """GPU-hours of 1e9 tokens at the estimated seconds of a step, without interruption; also of a run of no length."""
-    tokens = 1.0 * plan.workload.global_batch_size * plan.workload.sequence_length
+    tokens = 1.0 * plan.workload.sequences_per_step * plan.workload.sequence_length
     return plan.cluster.num_gpus * plan.step.seconds / 3600.0 / tokens * 1e9
 
 
@@ -42,7 +42,7 @@ def whole_run(plan: Plan) -> WholeRun | None:
     if not steps:
         return None
     price = cluster.accelerator.price_per_hour
-    tokens = 1.0 * steps * contract.global_batch_size * contract.sequence_length
+    tokens = 1.0 * steps * sequences_per_step(contract) * contract.sequence_length
     seconds = steps * plan.step.seconds
     gpu_hours = seconds / 3600.0 * cluster.num_gpus
     run = WholeRun(

@@ -73,8 +73,16 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     # BF16_Optimizer around Megatron's layers (Megatron-DeepSpeed, GPT-NeoX); nanotron: Megatron's parallelism with
     # PyTorch's DDP and operators; internevo: InternEvo's HybridZeroOptimizer, beside its FSDP too
     engine: str = "default"
+    # likelihood: every sequence by itself; dpo: pairs of two sequences against a frozen reference model, so that
+    # ``global_batch_size`` and a strategy's micro batch count pairs (estimate/preference.py)
+    objective: str = "likelihood"
     # what selective recomputation runs again in Megatron, joined by "+" (estimate/selective.py has the names)
     recompute_modules: str = "core_attn"
+
+    @property
+    def sequences_per_step(self) -> int:
+        """Sequences that a step reads: two of each pair with objective dpo."""
+        return self.global_batch_size * (2 if self.objective == "dpo" else 1)
 
 
 # The words of the fields that are no Literal; recompute_modules are names joined by "+" (estimate/selective.py)
@@ -87,11 +95,17 @@ WORDS: dict[str, tuple[str, ...]] = {
     "gradient_accumulation_dtype": ("default", "bf16", "fp32"),
     "kernels": ("default", "loss", "fused", "megatron", "unfused"),
     "weights": ("default", "bf16", "fp8"),
+    "objective": ("likelihood", "dpo"),
     "engine": ("default", "deepspeed", "nanotron", "internevo"),
 }
 RECOMPUTED = ("core_attn", "layernorm", "mla_up_proj", "mlp", "mlp_act", "moe", "moe_act", "shared_experts")
 MOST_TOTAL_TOKENS = 1e18  # of a whole run, far above any
 MOST_GENERATION = 3
+
+
+def batch_unit(workload: Workload) -> str:
+    """What batches count, in words."""
+    return "pairs of sequences" if workload.objective == "dpo" else "sequences"
 
 
 def workload_problems(workload: Workload) -> Iterator[Problem]:

@@ -35,23 +35,29 @@ def quantization(plan: Plan) -> dict[str, Any]:
     }
 
 
-def attach(plan: Plan, model: Any) -> Any:
-    """The model frozen, with trained adapters ``alpha / rank B A`` beside its matrices; B starts at 0."""
+def settings(plan: Plan) -> Any:
+    """``peft.LoraConfig`` of the contract."""
     import peft
 
     targets = {"all-linear": "all-linear", "attention": ["q_proj", "k_proj", "v_proj", "o_proj"]}
     contract = plan.contract
     if contract.lora_targets not in targets:
         raise ToolkitError(f"lora_targets {contract.lora_targets!r} is not one of {', '.join(targets)}")
-    config = peft.LoraConfig(
+    return peft.LoraConfig(
         task_type="CAUSAL_LM",
         r=contract.lora_rank,
         lora_alpha=contract.lora_alpha,
         lora_dropout=contract.lora_dropout,
         target_modules=targets[contract.lora_targets],
     )
+
+
+def attach(plan: Plan, model: Any) -> Any:
+    """The model frozen, with trained adapters ``alpha / rank B A`` beside its matrices; B starts at 0."""
+    import peft
     import torch
 
-    torch.manual_seed(contract.seed)  # the adapters start alike on every rank
+    config = settings(plan)
+    torch.manual_seed(plan.contract.seed)  # the adapters start alike on every rank
     model.enable_input_require_grads()  # or recomputed layers of a frozen base would have no gradient
     return peft.get_peft_model(model, config)

@@ -90,6 +90,24 @@ def conversation(
         yield _tokens(after, [(len(before), len(after))], tokenizer)
 
 
+def answer(messages: Sequence[Mapping[str, Any]], first: int, tokenizer: Any) -> Encoded:
+    """A conversation of which everything from message ``first`` on is learnt: one answer of a pair.
+
+    Raises ToolkitError as :func:`conversation` does.
+    """
+    _check(messages)
+    template = template_of(tokenizer)
+    whole, _ = _render(messages, tokenizer, template)
+    before = _render(messages[:first], tokenizer, template, prompt=True)[0] if first else ""
+    if first and not whole.startswith(before):
+        before, _ = _render(messages[:first], tokenizer, template)
+    if not whole.startswith(before):
+        raise ToolkitError(
+            "the chat template rewrites the conversation before the answer", remedy="use another template or other rows"
+        )
+    return _tokens(whole, [(len(before), len(whole))], tokenizer)
+
+
 def _around(messages: Sequence[Mapping[str, Any]], at: int, tokenizer: Any, template: str) -> tuple[str, str]:
     """The conversation up to an answer, and with it."""
     after, _ = _render(messages[: at + 1], tokenizer, template)

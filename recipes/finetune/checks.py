@@ -71,7 +71,7 @@ def _check_program(problems: Problems, plan: Plan) -> None:
 
 def _check_contract(problems: Problems, plan: Plan) -> None:
     contract, workload = plan.contract, plan.workload
-    for name in ("sequence_length", "global_batch_size", "precision", "method", "optimizer"):
+    for name in ("sequence_length", "global_batch_size", "precision", "method", "optimizer", "objective"):
         promised, planned = getattr(contract, name), getattr(workload, name)
         if promised != planned:
             problems.add(

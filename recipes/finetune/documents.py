@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 from toolkit.errors import ToolkitError
 
 SAMPLE = Path(__file__).parent.parent / "data" / "sample.txt"
+PREFERENCES = SAMPLE.with_name("preferences.jsonl")  # pairs, for objective dpo (preferences.py)
+SHIPPED = {"sample": SAMPLE, "sample-preferences": PREFERENCES}
 FORMS = '{"text"}, {"prompt", "completion"} or {"messages"}'
 
 REMEDY = "set it to 'sample', a .jsonl, .parquet or .txt file, or a hub name: owner/name[/configuration][:split]"
@@ -32,8 +34,8 @@ class Document(NamedTuple):
 
 def local_file(dataset: str) -> Path | None:
     """The file or folder that a dataset's name stands for, or None where it is a name of the hub."""
-    if dataset == "sample":
-        return SAMPLE
+    if dataset in SHIPPED:
+        return SHIPPED[dataset]
     path = Path(dataset).expanduser()
     return path if path.exists() or path.suffix in (".txt", ".md", ".jsonl", ".json", ".parquet") else None
 
@@ -57,6 +59,32 @@ def read_documents(dataset: str) -> Iterator[Document]:
     return itertools.chain.from_iterable(_file_documents(each) for each in files)
 
 
+def read_rows(dataset: str) -> Iterator[Mapping[str, Any]]:
+    """Rows as they are, of a ``.jsonl``, ``.json`` or ``.parquet`` file, a folder of them, or a data set of the hub.
+
+    Raises ToolkitError as :func:`read_documents` does, and for a text file, which has none.
+    """
+    if not dataset:
+        raise ToolkitError("the contract names no dataset", remedy=REMEDY)
+    path = local_file(dataset)
+    if path is None:
+        return _hub_rows(dataset)
+    files = files_of(path)
+    if not path.exists() or not files:
+        raise ToolkitError(f"dataset {dataset!r} does not exist, or is a folder without files", remedy=REMEDY)
+    return itertools.chain.from_iterable(map(_file_rows, files))
+
+
+def _file_rows(path: Path) -> Iterator[Mapping[str, Any]]:
+    if path.suffix == ".json" and path.read_bytes()[:4096].lstrip()[:1] == b"[":
+        return _json_array(path)
+    if path.suffix in (".jsonl", ".json"):
+        return _json_rows(path)
+    if path.suffix == ".parquet":
+        return _parquet_rows(path)
+    raise ToolkitError(f"{path} is text, rows were expected", remedy="give a .jsonl, .json or .parquet file")
+
+
 def files_of(path: Path) -> list[Path]:
     """The file itself, or the files with rows in a folder and below it (a snapshot of the hub has them so)."""
     if not path.is_dir():
@@ -65,12 +93,8 @@ def files_of(path: Path) -> list[Path]:
 
 
 def _file_documents(path: Path) -> Iterator[Document]:
-    if path.suffix == ".json" and path.read_bytes()[:4096].lstrip()[:1] == b"[":
-        return _rows_to_documents(_json_array(path), str(path))
-    if path.suffix in (".jsonl", ".json"):
-        return _rows_to_documents(_json_rows(path), str(path))
-    if path.suffix == ".parquet":
-        return _rows_to_documents(_parquet_rows(path), str(path))
+    if path.suffix in (".jsonl", ".json", ".parquet"):
+        return _rows_to_documents(_file_rows(path), str(path))
     try:
         return iter([Document((Segment(path.read_text(encoding="utf-8"), True),))])  # one document
     except (OSError, UnicodeDecodeError) as error:

@@ -76,7 +76,17 @@ def load_model(plan: Plan, tokenizer: Any) -> tuple[Any, str]:
             f"the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {vocabulary}",
             remedy="use the model's own tokenizer",
         )
-    return (model if contract.method == "full" else adapters.attach(plan, model)), said
+    if contract.method == "full" or contract.objective == "dpo":  # whose trainer attaches the adapters
+        return model, said
+    return adapters.attach(plan, model), said
+
+
+def load_reference(plan: Plan, tokenizer: Any) -> Any:
+    """The model that training starts from, frozen; nothing for adapters, without which the trained model is it."""
+    if plan.contract.method != "full":
+        return None
+    reference, _ = load_base(plan, tokenizer, plan.strategy.framework == "deepspeed")
+    return reference.requires_grad_(False).eval()
 
 
 def load_base(plan: Plan, tokenizer: Any, half: bool, **quantization: Any) -> tuple[Any, str]:

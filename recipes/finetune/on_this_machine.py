@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 from pathlib import Path
 
-from recipes.finetune import documents
+from recipes.finetune import documents, preferences
 from toolkit.errors import Problems, ToolkitError
 from toolkit.plan import Plan
 
@@ -34,6 +34,9 @@ def _packages(problems: Problems, plan: Plan) -> None:
         extra = "peft" if missing == ["peft"] else "qlora"
         problems.add(f"{what} needs {' and '.join(missing)}, not installed", f"pip install '.[{extra}]'")
 
+    if contract.objective == "dpo" and not _installed("trl"):
+        problems.add("objective dpo needs trl, not installed", "pip install '.[dpo]'")
+
 
 def _installed(package: str) -> bool:
     try:
@@ -47,7 +50,7 @@ def _files(problems: Problems, plan: Plan) -> None:
     contract = plan.contract
     try:
         if contract.dataset:
-            documents.check_file(contract.dataset)
+            (preferences if contract.objective == "dpo" else documents).check_file(contract.dataset)
     except ToolkitError as error:
         problems.absorb(error)
     for name in ("model", "tokenizer"):

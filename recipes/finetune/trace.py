@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
@@ -99,10 +100,15 @@ def _record_batches(trainer: Any, written: Trace) -> None:
     training_step = trainer.training_step
 
     def step(model: Any, inputs: dict[str, Any], *more: Any, **keywords: Any) -> Any:
-        rows = zip(inputs["input_ids"].cpu().numpy(), inputs["labels"].cpu().numpy(), strict=True)
-        for tokens, labels in rows:
-            written.samples.append(trace.digest(torch.tensor([tokens.tolist(), labels.tolist()]).numpy()))
-        return training_step(model, inputs, *more, **keywords)
+        pairs = "completion_mask" in inputs  # chosen answers, then rejected ones
+        labels = inputs["input_ids"].masked_fill(inputs["completion_mask"] == 0, IGNORED) if pairs else inputs["labels"]
+        for row in zip(inputs["input_ids"].cpu().numpy(), labels.cpu().numpy(), strict=True):
+            written.samples.append(trace.digest(np.stack(row)))
+        loss = training_step(model, inputs, *more, **keywords)
+        if pairs:
+            count = len(labels) // 2
+            written.micro.append((float(loss) * trainer.current_gradient_accumulation_steps * count, count))
+        return loss
 
     def losses(_module: Any, _positional: Any, keywords: dict[str, Any], output: Any) -> None:
         labels, logits = keywords.get("labels"), getattr(output, "logits", None)

@@ -36,7 +36,7 @@ def test_the_collection_has_what_it_should() -> None:
     wanted = "sft-smollm2-135m sft-smollm2-360m sft-smollm2-1.7b sft-zephyr-7b sft-tulu-3-8b sft-tulu-3-70b"
     wanted += " lora-llama-3.1-8b qlora-70b continue-llama-3-8b pretrain-pythia-160m pretrain-pythia-1.4b"
     wanted += " pretrain-smollm2-1.7b pretrain-llama-3-8b pretrain-llama-3-70b pretrain-llama-3-405b"
-    wanted += " pretrain-gpt3-175b pretrain-qwen3-30b-a3b long-context-8b-128k tiny tiny-pretrain"
+    wanted += " pretrain-gpt3-175b pretrain-qwen3-30b-a3b long-context-8b-128k tiny tiny-pretrain tiny-dpo dpo-zephyr"
     assert set(wanted.split()) == set(NAMES)
 
 

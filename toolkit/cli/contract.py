@@ -90,6 +90,11 @@ def contract_of(
         said.append(f"contract {new}, no longer {recipe.name}@{recipe.version} with {old}")
     if recipe and not contract.dataset:
         said.append(f"recipe {recipe.name} names no data set: give --dataset before the files are started")
+    if contract.objective == "dpo":
+        said.append(
+            "objective dpo: memory and seconds of its reference model and of its log probabilities are computed from"
+            " the code of trl, and were not measured on a GPU"
+        )
     longest = model.max_position_embeddings
     if longest and contract.sequence_length > longest:
         said.append(

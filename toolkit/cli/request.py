@@ -216,4 +216,5 @@ def _workload(contract: Contract, cluster: ClusterSpec) -> Workload:
         precision=contract.precision,
         lora_rank=contract.lora_rank,
         lora_targets=contract.lora_targets,
+        objective=contract.objective,
     )

@@ -145,7 +145,7 @@ def _counts(asked: list[Asked], plans: list[Plan | None], found: Sweep) -> list[
             rows.append(row | {"plan": None, "why": _why(entry)})
             continue
         run = whole_run(plan)
-        tokens = 1.0 * workload.global_batch_size * workload.sequence_length
+        tokens = 1.0 * workload.sequences_per_step * workload.sequence_length
         gpu_hours = entry.gpus * plan.step.seconds / 3600.0 / tokens * 1e9
         price = cluster.accelerator.price_per_hour
         rows.append(

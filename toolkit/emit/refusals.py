@@ -71,7 +71,7 @@ def require_layout(problems: Problems, plan: Plan) -> None:
             f"but the global batch is {work.global_batch_size}",
             "the global batch belongs to the experiment: change micro batch or accumulation so that the product is it",
         )
-    for field in ("global_batch_size", "sequence_length", "precision", "method", "optimizer"):
+    for field in ("global_batch_size", "sequence_length", "precision", "method", "optimizer", "objective"):
         planned, learnt = getattr(work, field), getattr(plan.contract, field)
         if planned != learnt:
             problems.add(

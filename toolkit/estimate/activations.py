@@ -13,6 +13,7 @@ from typing import NamedTuple
 from toolkit.equation import equation
 from toolkit.estimate.layer_bytes import FUSED_LOSS, Kernels, kernels
 from toolkit.estimate.layout import Stage, Tables, padded_vocabulary
+from toolkit.estimate.preference import is_preference, tiled_logits_bytes
 from toolkit.estimate.recomputation import partly_recomputed_bytes, recomputed_share
 from toolkit.model import ModelSpec
 from toolkit.numeric import Number, maximum, minimum, where
@@ -229,6 +230,9 @@ def _logits(
 ) -> tuple[Number, Number]:
     """Logits, and what the loss needs on top of them for a moment."""
     vocabulary = padded_vocabulary(model.vocab_size, strategy.framework, strategy.tp)
+    if is_preference(workload):
+        head = 1.0 if workload.method == "full" else 0.0
+        return tiled_logits_bytes(tokens, vocabulary, model.hidden_size, k.compute, head), 0.0 * tokens
     if workload.fused_cross_entropy and strategy.framework != "megatron":
         return chunked_logits_bytes(tokens, model.hidden_size, vocabulary), 0.0 * tokens
     if workload.kernels in FUSED_LOSS and strategy.framework != "megatron":

@@ -24,6 +24,7 @@ from toolkit.estimate.context_traffic import context_traffic
 from toolkit.estimate.data_parallel import Traffic, data_traffic
 from toolkit.estimate.expert_traffic import expert_traffic
 from toolkit.estimate.precision import value_bytes
+from toolkit.estimate.preference import in_sequences
 from toolkit.estimate.recomputation import recomputed_share
 from toolkit.estimate.work import LayerWork, layer_work
 from toolkit.estimates import CommunicationEstimate
@@ -99,7 +100,8 @@ def communication(
     model: ModelSpec, cluster: ClusterSpec, workload: Workload, strategy: Strategy, calibration: Calibration
 ) -> CommunicationEstimate:
     """Bytes and seconds of every axis for one strategy or columns of them."""
-    net, work, s = fabric(cluster), layer_work(model, workload), strategy
+    workload, s = in_sequences(workload, strategy)
+    net, work = fabric(cluster), layer_work(model, workload)
     layers = ceil_div(work.layers, s.pp)
     passes = 2.0 + (s.recompute == 2) * recomputed_share(s.recompute_layers, layers)
     each = value_bytes(workload)

@@ -14,6 +14,7 @@ from toolkit.deepspeed_defaults import MAX_LIVE_PARAMETERS
 from toolkit.equation import equation
 from toolkit.estimate.collectives import Fabric, all_gather_seconds, all_reduce_seconds, group, ring_bytes
 from toolkit.estimate.precision import value_bytes
+from toolkit.estimate.preference import is_preference
 from toolkit.estimate.work import LayerWork
 from toolkit.numeric import Number, maximum, where
 from toolkit.strategy import Strategy
@@ -161,6 +162,7 @@ def _data_group(
         return reduce_bytes, reduce, 0.0
     copies = maximum(size // shard, 1)
     inner, outer = group(net, shard, stride), group(net, copies, stride * shard)
+    once = 1.0 if is_preference(workload) else 0.0  # a gather more, for the reference's forward pass
     if s.framework == "fsdp":
         tail = (work.head_parameters or work.embedding_parameters) / work.total_parameters  # tied: one and the same
         seconds = fsdp_step(
@@ -168,7 +170,7 @@ def _data_group(
             steps,
             layers * all_gather_seconds(net, inner, weights),
             tail,
-            layers * all_gather_seconds(net, inner, gradients),
+            layers * (all_gather_seconds(net, inner, gradients) + once * all_gather_seconds(net, inner, weights)),
             layers * all_reduce_seconds(net, outer, gradients / shard),
         )
         sent = fsdp_step(
@@ -176,7 +178,7 @@ def _data_group(
             steps,
             layers * ring_bytes(shard, weights),
             tail,
-            layers * ring_bytes(shard, gradients),
+            layers * (ring_bytes(shard, gradients) + once * ring_bytes(shard, weights)),
             2.0 * layers * ring_bytes(copies, gradients / shard),
         )
         return sent, seconds, 0.0
@@ -208,6 +210,7 @@ def _data_group(
         dead = max(dead - work.embedding_parameters / work.total_parameters, 0.0)
     again = dead * layers * all_gather_seconds(net, near, weights)
     again_bytes = dead * layers * ring_bytes(near.size, weights)
+    again, again_bytes = again + once * gather, again_bytes + once * gather_bytes
     # after the step stages 1 and 2 gather what was trained, stage 3 gathers everything for each pass
     part = where(s.zero_stage == 3, 1.0, trained)
     sent = zero_step(s.zero_stage, steps, reduce_bytes, gather_bytes * part, again_bytes, scatter_bytes)

@@ -161,10 +161,16 @@ def forward_flop_per_token(model: ModelSpec, workload: Workload) -> ForwardFlop:
 def model_flop_per_token(model: ModelSpec, workload: Workload) -> float:
     """Model FLOP of training one token (F5, or F6 for LoRA and QLoRA): the numerator of MFU."""
     forward = forward_flop_per_token(model, workload)
-    if workload.method == "full":
-        return float(training_flop(forward.total))
     base = forward.matmuls + forward.experts + forward.head
-    return float(adapter_training_flop(base, forward.adapters, forward.attention))
+    if workload.method == "full":
+        training = float(training_flop(forward.total))
+    else:
+        training = float(adapter_training_flop(base, forward.adapters, forward.attention))
+    if workload.objective != "dpo":
+        return training
+    from toolkit.estimate.preference import preference_flop  # which needs modules that need this one
+
+    return preference_flop(training, base + forward.attention)
 
 
 def attention_per_token(model: ModelSpec, sequence_length: int, executed: bool) -> float:

@@ -14,6 +14,7 @@ from toolkit.equation import equation
 from toolkit.estimate.layout import Tables, tables
 from toolkit.estimate.partition import fullest_partition
 from toolkit.estimate.precision import PAGED, state_precision, value_bytes
+from toolkit.estimate.preference import is_preference, reference_memory
 from toolkit.estimates import HostMemoryEstimate
 from toolkit.model import ModelSpec
 from toolkit.numeric import Number, minimum, where
@@ -86,10 +87,16 @@ def host_memory(
     """Host memory of the fullest node, by component. Scalars or columns."""
     table = tables(model, workload, strategy.framework)
     ranks = 1.0 * min(cluster.gpus_per_node, cluster.num_gpus)
+    pinned = calibration["pinned_overhead"]
+    offloaded = _offload(workload, strategy, pinned, table, ranks)
+    loading = _loading(workload, strategy, table, ranks)
+    if is_preference(workload) and workload.method == "full":  # the reference is loaded beside the model
+        offloaded = offloaded + ranks * pinned * reference_memory(model, workload, strategy, table)[1]
+        loading = 2.0 * loading
     return HostMemoryEstimate(
         process_bytes=process_bytes(ranks, calibration["host_process_bytes"]),
-        offload_bytes=_offload(workload, strategy, calibration["pinned_overhead"], table, ranks),
-        loading_bytes=_loading(workload, strategy, table, ranks),
+        offload_bytes=offloaded,
+        loading_bytes=loading,
     )
 
 

@@ -16,6 +16,7 @@ from toolkit.estimate.layer_elementwise import adapter_traffic, elementwise, ele
 from toolkit.estimate.layer_products import product_seconds
 from toolkit.estimate.matmul import Rates
 from toolkit.estimate.precision import value_bytes
+from toolkit.estimate.preference import REFERENCE_PASSES, TILE_PASSES, is_preference
 from toolkit.estimate.work import LayerWork
 from toolkit.numeric import Number, maximum, where
 from toolkit.strategy import Strategy
@@ -135,9 +136,21 @@ def head_seconds(
     return 6.0 * tokens * weights / tp / rate + logits_bytes / memory
 
 
+def reference_head_seconds(work: LayerWork, rate: Rates, workload: Workload, s: Strategy, c: Calibration) -> Number:
+    """The reference's head for one micro batch: one product, and its tiles written and read."""
+    tokens, memory = 1.0 * s.micro_batch_size * workload.sequence_length / s.cp, rate.memory * c["memory_fraction"]
+    tiles = tokens * work.vocabulary / s.tp * value_bytes(workload) * REFERENCE_PASSES
+    return head_seconds(tokens, work.head_weights / 3.0, s.tp, rate.head, tiles, memory)
+
+
 def _head_seconds(
     work: LayerWork, rate: Rates, workload: Workload, s: Strategy, tokens: Number, memory: float
 ) -> Number:
+    if is_preference(workload):
+        # forward, forward again tile by tile, and the gradients of the hidden state and, if trained, of the head
+        products = 4.0 / 3.0 if workload.method == "full" else 1.0
+        tiles = tokens * work.vocabulary / s.tp * value_bytes(workload) * TILE_PASSES
+        return head_seconds(tokens, work.head_weights * products, s.tp, rate.head, tiles, memory)
     # over fp32 logits, eager: cast, maximum, exponent, sum, gradient; counted from the operations: assumed
     fused = workload.fused_cross_entropy or workload.kernels in FUSED_LOSS
     passes = 2.0 if fused else 7.0

@@ -16,6 +16,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import msgspec
+
 from toolkit.calibration import Calibration
 from toolkit.cluster import ClusterSpec
 from toolkit.equation import equation
@@ -27,6 +29,7 @@ from toolkit.estimate.memory_megatron import megatron_states
 from toolkit.estimate.memory_pipeline_engine import engine_bytes, engine_states, under_engine
 from toolkit.estimate.memory_torch import ddp_states, fsdp_states
 from toolkit.estimate.precision import state_precision
+from toolkit.estimate.preference import in_sequences, is_preference, reference_memory
 from toolkit.estimate.states import Share, States
 from toolkit.estimates import MemoryEstimate
 from toolkit.model import ModelSpec
@@ -61,12 +64,17 @@ def memory(
     model: ModelSpec, cluster: ClusterSpec, workload: Workload, strategy: Strategy, calibration: Calibration
 ) -> MemoryEstimate:
     """Bytes per GPU by component, on the pipeline stage with the largest total. Scalars or columns."""
+    workload, strategy = in_sequences(workload, strategy)
     table = tables(model, workload, strategy.framework)
     found = (
         stage_memory(model, cluster, workload, strategy, calibration, table, stage)
         for stage in stages(model, strategy, table)
     )
-    return functools.reduce(_fuller, found)
+    fullest = functools.reduce(_fuller, found)
+    if not is_preference(workload):
+        return fullest
+    reference, _ = reference_memory(model, workload, strategy, table)
+    return msgspec.structs.replace(fullest, parameters_bytes=fullest.parameters_bytes + reference)
 
 
 def stage_memory(

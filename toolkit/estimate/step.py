@@ -22,9 +22,10 @@ from toolkit.estimate.flop import (
     recomputed_flop,
     utilization,
 )
-from toolkit.estimate.layer_time import LayerSeconds, layer_seconds
+from toolkit.estimate.layer_time import LayerSeconds, layer_seconds, reference_head_seconds
 from toolkit.estimate.matmul import rates
 from toolkit.estimate.pipeline import balanced_layers, bubble_seconds, zero_bubble_seconds
+from toolkit.estimate.preference import in_sequences, is_preference, reference_seconds
 from toolkit.estimate.recomputation import recomputed_share
 from toolkit.estimate.redone import selective_flop, selective_seconds
 from toolkit.estimate.update import update_seconds, updated_parameters
@@ -87,7 +88,8 @@ def step(
     calibration: Calibration,
 ) -> StepEstimate:
     """Seconds of one optimizer step with bounds, tokens/s per GPU, MFU and HFU (both over the dense peak)."""
-    s, sent, c = strategy, communication, calibration
+    workload, s = in_sequences(workload, strategy)
+    sent, c = communication, calibration
     work = layer_work(model, workload)
     sustained = c["sustained_matmul_fraction"]
     rate = rates(cluster.accelerator, workload, attention_dims(model)[0], s.framework, sustained)
@@ -103,6 +105,11 @@ def step(
     recompute = micro_batches_seconds(micro, layers, again, 0.0)
     forward_window, backward_window = layers * layer.forward, layers * (layer.backward + again)
     windows = _data_windows(s, micro, forward_window, backward_window)
+    reference: Number = 0.0
+    if is_preference(workload):
+        head_forward = reference_head_seconds(work, rate, workload, s, c)
+        reference = reference_seconds(micro, layers, layer.forward, head_forward)
+        windows = windows + where(s.zero_stage == 3, reference, 0.0)  # whose gathers run beside it
 
     def parts(tp: float, cp: float, ep: float, pp: float, dp: float, slowdown: float) -> tuple[Number, ...]:
         """Exposed seconds by axis and the bubble, for given hidden fractions."""
@@ -136,7 +143,7 @@ def step(
     )
     inside = (likely[0] + likely[1] + likely[2]) / (micro * layers)
     tail = maximum(head - spared * (one + again + inside), 0.0)
-    compute = micro_batches_seconds(micro, layers, one, tail)
+    compute = micro_batches_seconds(micro, layers, one, tail) + reference
     best = parts(1.0, 1.0, 1.0, 1.0, 1.0, 0.0)
     worst = parts(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 

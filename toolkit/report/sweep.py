@@ -15,6 +15,7 @@ from toolkit.report.runs import UNKNOWN, money
 from toolkit.report.tables import Column, draw
 from toolkit.report.terminal import paragraph, seconds_in_words
 from toolkit.units import format_bytes, format_count, format_seconds
+from toolkit.workload import batch_unit
 
 USEFUL = 0.25  # a front in which points stand for others that differ by more says nothing of those
 KNEE = (
@@ -56,7 +57,7 @@ def document(request: Any, counts: list[dict[str, Any]], found: Any, assumptions
 
 def pareto(points: Sequence[Any], workload: Any) -> list[dict[str, Any]]:
     """The front as plain data, in order of GPUs and time."""
-    tokens = 1.0 * workload.global_batch_size * workload.sequence_length
+    tokens = 1.0 * workload.sequences_per_step * workload.sequence_length
     return [
         {
             "gpus": each.gpus,
@@ -87,7 +88,7 @@ def heading(out: Console, model: Any, total: int, active: int, cluster: Any, wor
         markup=False,
     )
     out.print(
-        f"{workload.method}, {workload.precision}, {workload.global_batch_size} sequences x "
+        f"{workload.method}, {workload.precision}, {workload.global_batch_size} {batch_unit(workload)} x "
         f"{workload.sequence_length} tokens per step at every count",
         markup=False,
     )

@@ -16,6 +16,7 @@ from toolkit.plan import Plan
 from toolkit.report.tables import Column, draw
 from toolkit.strategy import describe
 from toolkit.units import format_bytes, format_count, format_seconds
+from toolkit.workload import batch_unit
 
 RUNS = "the runs are rows, by their name, of tests/published/runs.csv and further_runs.csv; errors: docs/accuracy.md"
 BAR_WIDTH = 30  # characters
@@ -51,7 +52,7 @@ def heading(out: Console, plan_model: Any, total: int, active: int, cluster: Any
         markup=False,
     )
     out.print(
-        f"{workload.method}, {workload.precision}, {workload.global_batch_size} sequences x "
+        f"{workload.method}, {workload.precision}, {workload.global_batch_size} {batch_unit(workload)} x "
         f"{workload.sequence_length} tokens per step",
         markup=False,
     )

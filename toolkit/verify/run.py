@@ -45,6 +45,11 @@ def verify(
     not installed, a plan that cannot be run dry, and a dry run that fails or takes too long.
     """
     started = time.perf_counter()
+    if plan.workload.objective != "likelihood":
+        raise ToolkitError(
+            f"the plan's objective is {plan.workload.objective}, and dry runs hold no reference model",
+            remedy="verify a plan of the same model with objective likelihood",
+        )
     program = _program(plan)
     small = reduced(plan, layers)
     calibration, assumptions = as_run_dry(small, calibration)
