@@ -1,0 +1,84 @@
+"""Tokenise a plan's dataset before its run, where no GPU waits for it.
+
+    python -m recipes.finetune.prepare --plan plan.json [--output-dir DIR] [--workers 16] [--estimate]
+
+What it writes lies in the run's output directory, under a name made of all that decides it (dataset, tokenizer, length,
+packing, chat template): a run that finds it there reads it, and one that does not makes it. It does not depend on the
+number of processes. ``--estimate`` tokenises the first rows only and tells how long all of them would take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from itertools import islice
+from pathlib import Path
+
+from recipes import program
+from recipes.finetune import chat, documents, material, padding, preparation, tokenise
+from recipes.finetune import model as models
+from toolkit import plan as plans
+from toolkit.errors import Problems, ToolkitError
+from toolkit.plan import Plan
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the program; problems with the inputs go to stderr as sentences."""
+    parser = argparse.ArgumentParser(prog="recipes.finetune.prepare", description=__doc__.split("\n")[0])
+    parser.add_argument("--plan", type=Path, required=True, help="plan.json, from toolkit plan --out")
+    parser.add_argument("--output-dir", type=Path, help="of the run; default: the folder 'run' beside the plan")
+    parser.add_argument("--workers", type=int, default=tokenise.processes(), help="processes (default: one per core)")
+    parser.add_argument("--estimate", action="store_true", help="do the first rows only, and tell how long all take")
+    return program.told(_run, parser.parse_args(argv))
+
+
+def _run(options: argparse.Namespace) -> int:
+    try:
+        plan = plans.load(options.plan.read_bytes(), str(options.plan))
+    except OSError as error:
+        raise ToolkitError(
+            f"cannot read {options.plan}: {error}", remedy="make it with toolkit plan ... --out DIR"
+        ) from error
+    with Problems() as problems:
+        if options.workers < 1:
+            problems.add(f"--workers is {options.workers}", "it must be 1 or more")
+        if plan.program != "finetune":
+            problems.add(f"the plan is for the program {plan.program!r}", f"use recipes.{plan.program}.prepare instead")
+        try:
+            documents.check_file(plan.contract.dataset)
+        except ToolkitError as error:
+            problems.absorb(error)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
+    tokenizer = models.load_tokenizer(plan)
+    if options.estimate:
+        print(_estimate(plan, tokenizer, options.workers))
+        return 0
+    pad, *remarks = padding.settle(tokenizer, plan.model.vocab_size)
+    folder = options.output_dir or options.plan.parent / "run"
+    since = time.perf_counter()
+    read = material.read(plan, tokenizer, pad, folder, 0, workers=options.workers)
+    for sentence in filter(None, (*remarks, read.remark)):
+        print(sentence)
+    print("data: " + ", ".join(f"{value:,} {name}" for name, value in read.counts.items() if value))
+    print(
+        f"data: {read.training:,} training and {read.held_out:,} held-out {read.unit} in {folder / 'data'};"
+        f" {time.perf_counter() - since:.1f} s"
+    )
+    return 0
+
+
+def _estimate(plan: Plan, tokenizer: object, workers: int) -> str:
+    """One sentence, from the first rows."""
+    chat.with_template(tokenizer, plan.contract.chat_template)
+    rows = list(islice(documents.read_documents(plan.contract.dataset), tokenise.FIRST))
+    since = time.perf_counter()
+    for _ in tokenise.encode_all(rows, tokenizer, plan.contract.completion_only):
+        pass
+    rate = len(rows) / (time.perf_counter() - since)
+    estimate = preparation.Estimate(documents.about_how_many(plan.contract.dataset), rate, workers)
+    return f"about: {preparation.warning(estimate, plan.strategy.dp) or estimate}"
+
+
+if __name__ == "__main__":
+    program.leave(main())
