@@ -1,4 +1,4 @@
-"""DPO on CPU ranks: it starts at ln 2, learns the preference, survives a stop; its log probabilities are the model's."""
+"""DPO on CPU ranks: it starts at ln 2, learns what is preferred, survives a stop; log probabilities are the model's."""
 
 import math
 import tomllib
