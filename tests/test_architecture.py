@@ -47,6 +47,7 @@ MAY_IMPORT = {
     "validate": {"validate", "estimate", "search", "intervals", *FOUNDATION, *NOUNS},
     "calibrate": {"calibrate", "validate", "estimate", "intervals", *FOUNDATION, *NOUNS},
     "emit": {"emit", *FOUNDATION, *NOUNS},
+    "check": {"check", "estimate", *FOUNDATION, *NOUNS},
     "report": {"report", *FOUNDATION, *NOUNS},
     "runtime": {"runtime", *FOUNDATION, *NOUNS},
     "verify": {"verify", "estimate", "emit", "runtime", *FOUNDATION, *NOUNS},

@@ -14,3 +14,5 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     remedy: str = ""
     file: str = ""
     where: str = ""
+    why: str = ""  # what happens otherwise
+    source: str = ""  # where that was seen or is written

@@ -87,12 +87,29 @@ OPTIONS = {
         "time-limit",
         "json",
     },
+    "check": {
+        "gpus",
+        "gpus-per-node",
+        "max-gpus-per-node",
+        "cluster",
+        "node-cpus",
+        "step-seconds",
+        "save-seconds",
+        "samples",
+        "samples-per-second",
+        "timeout-seconds",
+        "json",
+    },
     "verify": {"layers", "tolerance", "time-limit", "json"},
     "validate": {"calibration", "brief", "leave-one-source-out", "fit", "experts", "residuals", "force", "json"},
 }
 
 
 def options_of(command: click.Command) -> set[str]:
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        found = [command.get_command(context, name) for name in command.list_commands(context)]
+        return set.union(*(options_of(each) for each in found if each is not None))
     return {
         name.lstrip("-")
         for parameter in command.params
@@ -108,9 +125,11 @@ def test_the_commands() -> None:
         "emit",
         "launch",
         "validate",
+        "check",
         "verify",
         "parity",
         "profile",
+        "ckpt",
         "models",
         "accelerators",
         "clusters",

@@ -19,6 +19,7 @@ COMMANDS = {
     "emit": ("toolkit.cli.emit", "Write the configuration files and launch scripts of a plan.json."),
     "launch": ("toolkit.cli.launch", "Plan a recipe for this cluster, write its files, and start or submit it."),
     "validate": ("toolkit.cli.validate", "Compare predictions with measured runs: errors of time and memory."),
+    "check": ("toolkit.cli.check", "Read your own launch scripts and hostfiles, and tell what is wrong with them."),
     "verify": (
         "toolkit.cli.verify",
         "Run a plan's framework dry, without GPUs, and count bytes beside the predicted ones.",

@@ -1,0 +1,1 @@
+"""toolkit check: launch scripts and hostfiles."""

@@ -1,0 +1,1 @@
+"""``toolkit check``: what is wrong with launch scripts and hostfiles, read without running anything."""
