@@ -57,7 +57,7 @@ def training_arguments(
         "use_cpu": cpu,
         "ddp_backend": "gloo" if cpu and strategy.dp > 1 else None,
         "ddp_find_unused_parameters": False,
-        "ddp_timeout": 7200,  # rank 0 may tokenise for long while the others wait
+        "ddp_timeout": 7200,  # rank 0 may write a large model while others wait (for tokens none does: waiting.py)
         "logging_steps": 1,
         "logging_nan_inf_filter": False,
         "average_tokens_across_devices": True,  # one mean over the trained tokens of all ranks and micro batches

@@ -5,10 +5,11 @@
 
 ``to-megatron`` writes a distributed checkpoint of the weights, which any layout can load. ``to-hf`` reads such a
 folder, or a ``checkpoint-N`` of a training run (whose ``plan.json`` lies beside it). The weights are in memory once,
-and half of them (gate and up, which the library splits) once more while it writes or reads; ``to-hf`` adds the 5 GB of
-a file. A model that is too large for that is converted by several processes: ``torchrun --nproc-per-node 8 -m
-recipes.pretrain.convert ... --tp 2 --pp 4``, each of which holds its part only. Nothing is overwritten without
-``--force``.
+and those of gate and up, which the library splits, once more while it writes or reads its checkpoint (it keeps the
+layers of a kind as one tensor, which it reads as a whole); Hugging Face files are read and written tensor by tensor.
+Of 485 MiB, ``to-hf`` takes 790 MiB, and took 1,010 while it kept a file. A model that is too large for that is
+converted by several processes: ``torchrun --nproc-per-node 8 -m recipes.pretrain.convert ... --tp 2 --pp 4``, each of
+which holds its part only. Nothing is overwritten without ``--force``.
 
 The training program needs neither: it starts from a Hugging Face folder (``init = "pretrained"``) and ends with one.
 """

@@ -60,7 +60,7 @@ def passages() -> list[str]:
     return found
 
 
-def write(folder: Path, steps: int = 6) -> Path:
+def write(folder: Path, steps: int = 8) -> Path:
     """Rows and recipe; returns the recipe's path."""
     folder.mkdir(parents=True, exist_ok=True)
     pieces = passages()

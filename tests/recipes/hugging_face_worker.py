@@ -56,9 +56,14 @@ MODELS = {
         "qwen3_moe",
         {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
     ),
+    "qwen2-moe": (
+        "qwen2_moe",
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+        | {"shared_expert_intermediate_size": 80, "norm_topk_prob": False},
+    ),
     "mixtral": ("mixtral", {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2}),
 }
-EXPERTS = ("qwen3-moe", "qwen3-moe-raw-gates", "mixtral")
+EXPERTS = ("qwen2-moe", "qwen3-moe", "qwen3-moe-raw-gates", "mixtral")
 LAYOUTS = {"tp2": {"tp": 2}, "pp2": {"pp": 2}, "ep2": {"ep": 2}}
 CASES = [
     *((name, "tp2") for name in MODELS),

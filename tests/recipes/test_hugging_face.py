@@ -72,6 +72,7 @@ HUGGING_FACE = {
         "block_sparse_moe.gate",
         *(f"block_sparse_moe.experts.{e}.w{n}" for e in (0, 1) for n in (1, 2, 3)),
     ),
+    "qwen2_moe": ("mlp.gate", *(f"mlp.experts.{e}.{n}_proj" for e in (0, 1) for n in ("gate", "up", "down"))),
     "qwen3_moe": ("mlp.gate", *(f"mlp.experts.{e}.{n}_proj" for e in (0, 1) for n in ("gate", "up", "down"))),
 }
 
@@ -93,6 +94,7 @@ def test_what_has_no_place_is_not_guessed() -> None:
     for name in ("decoder.layers.0.mlp.router.expert_bias", "mtp.layers.0.eh_proj.weight", "decoder.layers.0.mlp.x"):
         assert pieces(name, "qwen3_moe") is None
     assert pieces("decoder.layers.0.mlp.router.weight", "llama") is None  # a Llama has no experts
+    assert pieces("decoder.layers.0.mlp.shared_experts.gate_weight", "qwen3_moe") is None  # Qwen2-MoE has it
 
 
 @pytest.mark.parametrize(
@@ -184,21 +186,54 @@ def test_logits_are_those_of_transformers_and_tensors_come_back_bit_for_bit(tran
     assert all(one["scale"] > 0.1 for one in results.values())  # not the logits of zeros
 
 
-@pytest.mark.slow
-def test_the_command_goes_there_and_back(transfers: tuple[Path, dict], tmp_path: Path) -> None:
-    folder, _ = transfers
-    there, back = str(tmp_path / "there"), tmp_path / "back"
-    done = run("recipes.pretrain.convert", "to-megatron", str(folder / "qwen3-moe"), "--out", there)
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    done = run("recipes.pretrain.convert", "to-hf", there, "--out", str(back), "--ep", "2", processes=2)
-    assert done.returncode == 0, done.stderr
+def differing(one: Path, two: Path) -> list[str]:
+    """Tensors that are not the same bit for bit."""
     from recipes.pretrain.hugging_face.files import Weights
 
-    one, two = Weights(folder / "qwen3-moe"), Weights(back)
-    assert one.names == two.names
-    assert all((one.read(name) == two.read(name)).all() for name in one.names)
-    again = run("recipes.pretrain.convert", "to-hf", there, "--out", str(back))
+    a, b = Weights(one), Weights(two)
+    both = a.names & b.names
+    return sorted(a.names ^ b.names) + [name for name in sorted(both) if not (a.read(name) == b.read(name)).all()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "there", "back"), [("llama", "tp", "pp"), ("qwen3-moe", "", "ep")])
+def test_the_command_goes_there_and_back(
+    name: str, there: str, back: str, transfers: tuple[Path, dict], tmp_path: Path
+) -> None:
+    folder, _ = transfers
+    way, result = str(tmp_path / "there"), tmp_path / "back"
+    for command, source, out, axis in (("to-megatron", str(folder / name), way, there), ("to-hf", way, result, back)):
+        layout = (f"--{axis}", "2") if axis else ()
+        done = run("recipes.pretrain.convert", command, source, "--out", str(out), *layout, processes=2 if axis else 1)
+        assert done.returncode == 0, done.stderr
+    assert differing(folder / name, result) == []
+    again = run("recipes.pretrain.convert", "to-hf", way, "--out", str(result))
     assert (again.returncode, again.stderr.count("exists")) == (2, 1)
+
+
+@pytest.mark.slow
+def test_a_file_is_written_tensor_by_tensor_and_read_by_the_library(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    from recipes.pretrain.hugging_face import files
+
+    made = {
+        f"layer.{n}": torch.randn(n % 5 + 1, 7).to([torch.float32, torch.bfloat16, torch.float16][n % 3])
+        for n in range(2500)  # more than the header of one file has room for
+    } | {"transposed": torch.arange(6.0).view(2, 3).T, "scalar": torch.tensor(3.0)}
+    writer = files.Writer(tmp_path, rank=0)
+    for name, tensor in made.items():
+        writer.add(name, tensor)
+    writer.flush()
+    assert len(writer.written) > 1
+    files.finish(tmp_path, writer.written)
+    found = {name: tensor for path in tmp_path.glob("*.safetensors") for name, tensor in load_file(path).items()}
+    weights = files.Weights(tmp_path)
+    assert set(found) == set(made) == weights.names
+    for name, tensor in made.items():
+        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor)
+        assert torch.equal(weights.read(name), tensor)
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from toolkit.errors import Problems, ToolkitError
 from toolkit.megatron_shapes import inexpressible
 from toolkit.model import ModelSpec
 from toolkit.plan import Plan
+from toolkit.recipe import Contract
 from toolkit.strategy import Strategy
 from toolkit.transformers_shapes import llama_like_config
 from toolkit.workload import Workload
@@ -42,6 +43,7 @@ CLASSES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "mixtral": "MixtralForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
 }
 
@@ -54,6 +56,7 @@ class Shape:
     workload: Workload
     strategy: Strategy
     cluster: ClusterSpec
+    contract: Contract = Contract()  # how experts are balanced is no part of what the weights compute
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -80,7 +83,7 @@ def spec_of(config: dict[str, Any], name: str) -> ModelSpec:
         _rope(problems, config, name)
         if "quantization_config" in config:
             problems.add(f"{name} is quantised", "give the weights in F32, BF16 or F16")
-        if family == "qwen3_moe" and not _norms_gates(config) and config.get("num_experts_per_tok") == 1:
+        if family in ("qwen2_moe", "qwen3_moe") and not _norms_gates(config) and config.get("num_experts_per_tok") == 1:
             problems.add(f"{name}: one expert per token with norm_topk_prob false", "no such model can be built here")
     spec = decode_config(config, name)
     if words := inexpressible(spec):
@@ -96,7 +99,7 @@ def sections(
 ) -> dict[str, Any]:
     """``transformer`` and ``model`` of a megatron file for this checkpoint."""
     shape = Shape(spec, Workload(sequence_length=sequence_length), layout, cluster)
-    made: Any = shape  # the emitters take a plan, of which they read these four parts
+    made: Any = shape  # the emitters take a plan, of which they read these parts
     transformer = megatron_model.shape(made) | megatron_model.experts(made) | megatron_model.uneven(made)
     if spec.is_moe:
         transformer["moe_router_pre_softmax"] = not _norms_gates(config)
@@ -137,7 +140,7 @@ def config_of(spec: ModelSpec, sequence_length: int) -> dict[str, Any]:
     else:
         if set(spec.layer_mlps) != {"E"} or spec.shared_expert_intermediate_size or spec.router_bias:
             raise ToolkitError(
-                f"{spec.name} has dense layers, shared experts or a bias in its router: {family} has none",
+                f"{spec.name} has dense layers, shared experts or a bias in its router: no config.json is made for it",
                 remedy="give the contract's model as a folder with config.json",
             )
         dense = {"mixtral": "mistral", "qwen3_moe": "qwen3"}.get(family)
@@ -158,7 +161,7 @@ def config_of(spec: ModelSpec, sequence_length: int) -> dict[str, Any]:
 
 
 def _norms_gates(config: dict[str, Any]) -> bool:
-    """Whether the chosen experts' weights add up to 1: always in Mixtral, a switch (off by default) in Qwen3-MoE."""
+    """Whether the chosen experts' weights add up to 1: always in Mixtral, a switch (off by default) in Qwen-MoE."""
     return config.get("model_type") == "mixtral" or bool(config.get("norm_topk_prob", False))
 
 

@@ -1,4 +1,9 @@
-"""Safetensors folders, tensor by tensor: neither reading nor writing holds more than a file at a time."""
+"""Safetensors folders, tensor by tensor: reading holds what is mapped of a few files, writing holds one tensor.
+
+A file begins with the length of its header (8 bytes), then the header: JSON that says where each tensor lies, and that
+may be followed by blanks. So room for the header is left when a file is begun, tensors are written as they come, and
+the header is filled in when the file is full.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +17,9 @@ from toolkit.errors import ToolkitError
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 SHARD_BYTES = 5.0e9  # the size of a file that transformers writes
+HEADER_BYTES = 2**18  # room for the header of a file, about 2,000 tensors
+MAPPED_BYTES = 2**29  # read of mapped files before they are closed: what was read stays in memory until then
+KINDS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 class Weights:
@@ -21,6 +29,7 @@ class Weights:
         """Raises ToolkitError for a folder without safetensors, or whose index names files that are not there."""
         self.folder = Path(folder)
         self._open: dict[Path, Any] = {}
+        self._read = 0
         self._file_of = self._index()
 
     @property
@@ -29,8 +38,13 @@ class Weights:
         return set(self._file_of)
 
     def read(self, name: str) -> torch.Tensor:
-        """One tensor, as stored."""
-        return self._handle(self._file_of[name]).get_tensor(name)
+        """One tensor, as stored: a view of the file, to be copied by whoever keeps it."""
+        if self._read > MAPPED_BYTES:
+            self._open.clear()
+            self._read = 0
+        found: torch.Tensor = self._handle(self._file_of[name]).get_tensor(name)
+        self._read += found.nbytes
+        return found
 
     def shape(self, name: str) -> list[int]:
         """The shape of one tensor, without reading it."""
@@ -39,13 +53,12 @@ class Weights:
     def dtype(self) -> torch.dtype:
         """One dtype in which nothing is lost: that of all tensors, or fp32 where they differ."""
         found = {self._handle(path).get_slice(name).get_dtype() for name, path in self._file_of.items()}
-        kinds = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-        if unknown := sorted(found - set(kinds)):
+        if unknown := sorted(found - set(KINDS)):
             raise ToolkitError(
                 f"{self.folder} holds tensors of type {', '.join(unknown)}",
                 remedy="give weights in F32, BF16 or F16: quantised ones cannot be trained as they are",
             )
-        one = {kinds[name] for name in found}
+        one = {KINDS[name] for name in found}
         return one.pop() if len(one) == 1 else torch.float32
 
     def _index(self) -> dict[str, Path]:
@@ -80,32 +93,46 @@ class Weights:
 
 
 class Writer:
-    """What one rank writes: tensors are kept until a file is full. :func:`finish` names the files of all ranks."""
+    """What one rank writes, each tensor as it comes. :func:`finish` names the files of all ranks."""
 
     def __init__(self, folder: Path, rank: int, shard_bytes: float = SHARD_BYTES) -> None:
         self.folder, self.rank, self.shard_bytes = folder, rank, shard_bytes
         self.written: list[tuple[str, list[str], int]] = []  # file, its tensors, their bytes
-        self._tensors: dict[str, torch.Tensor] = {}
-        self._bytes = 0
+        self._file: Any = None
+        self._header: dict[str, Any] = {}
+        self._header_bytes = self._bytes = 0
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Keep a copy of one tensor, or write out what is kept where it would be too much with it."""
-        size = tensor.numel() * tensor.element_size()
-        if self._tensors and self._bytes + size > self.shard_bytes:
+        """Write one tensor, to a new file where this one would be too large with it."""
+        place = {
+            "dtype": next(kind for kind, dtype in KINDS.items() if dtype == tensor.dtype),
+            "shape": list(tensor.shape),
+        }
+        room = len(name) + len(json.dumps(place)) + 80  # with its offsets
+        full = self._bytes + tensor.nbytes > self.shard_bytes or self._header_bytes + room > HEADER_BYTES - 64
+        if self._header and full:
             self.flush()
-        self._tensors[name] = tensor.detach().to("cpu", copy=True).contiguous()
-        self._bytes += size
+        if self._file is None:
+            self._file = (self.folder / self._name()).open("wb")
+            self._file.seek(8 + HEADER_BYTES)
+        self._file.write(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        self._header[name] = place | {"data_offsets": [self._bytes, self._bytes + tensor.nbytes]}
+        self._header_bytes += room
+        self._bytes += tensor.nbytes
 
     def flush(self) -> None:
-        """Write what is kept."""
-        if not self._tensors:
+        """Finish the file that is being written."""
+        if self._file is None:
             return
-        from safetensors.torch import save_file
+        header = json.dumps({"__metadata__": {"format": "pt"}} | self._header, separators=(",", ":")).encode()
+        self._file.seek(0)
+        self._file.write(HEADER_BYTES.to_bytes(8, "little") + header.ljust(HEADER_BYTES))
+        self._file.close()
+        self.written.append((self._name(), list(self._header), self._bytes))
+        self._file, self._header, self._header_bytes, self._bytes = None, {}, 0, 0
 
-        file = f"part-{self.rank:06d}-{len(self.written):06d}.safetensors"
-        save_file(self._tensors, self.folder / file, metadata={"format": "pt"})
-        self.written.append((file, list(self._tensors), self._bytes))
-        self._tensors, self._bytes = {}, 0
+    def _name(self) -> str:
+        return f"part-{self.rank:06d}-{len(self.written):06d}.safetensors"
 
 
 def finish(folder: Path, written: list[tuple[str, list[str], int]]) -> None:

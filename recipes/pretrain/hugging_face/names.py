@@ -27,6 +27,7 @@ EXPERTS = {
     "qwen2": None,
     "qwen3": None,
     "mixtral": ("block_sparse_moe", ("w1", "w3"), "w2"),
+    "qwen2_moe": ("mlp", ("gate_proj", "up_proj"), "down_proj"),
     "qwen3_moe": ("mlp", ("gate_proj", "up_proj"), "down_proj"),
 }
 FAMILIES = tuple(EXPERTS)
@@ -56,6 +57,17 @@ _WHOLE = {
     "self_attention.linear_proj.weight": "self_attn.o_proj.weight",
     "mlp.linear_fc2.weight": "mlp.down_proj.weight",
 }
+# of families with an expert that all tokens see: what there is in the place of its parameters
+SHARED = {
+    "qwen2_moe": {
+        "mlp.shared_experts.linear_fc1.weight": (
+            "mlp.shared_expert.gate_proj.weight",
+            "mlp.shared_expert.up_proj.weight",
+        ),
+        "mlp.shared_experts.linear_fc2.weight": ("mlp.shared_expert.down_proj.weight",),
+        "mlp.shared_experts.gate_weight": ("mlp.shared_expert_gate.weight",),
+    },
+}
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 _QKV = re.compile(r"self_attention\.linear_qkv\.(weight|bias)")
 _EXPERT = re.compile(
@@ -78,6 +90,8 @@ def pieces(name: str, family: str) -> Pieces | None:
         return Pieces("pair", (f"{prefix}mlp.gate_proj.weight", f"{prefix}mlp.up_proj.weight"))
     if rest in _WHOLE:
         return Pieces("whole", (prefix + _WHOLE[rest],))
+    if shared := SHARED.get(family, {}).get(rest):
+        return Pieces("pair" if len(shared) == 2 else "whole", tuple(prefix + one for one in shared))
     if experts is None:
         return None
     block, first, second = experts
