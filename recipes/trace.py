@@ -6,7 +6,7 @@ over the batch, and which parameters are one tensor (``tied``). A line per step 
 
 | key | |
 |---|---|
-| ``samples`` | a digest of every sequence that this rank read for the step, in its order |
+| ``samples`` | digests of every sequence that this rank read for the step, in its order: tokens.labels.positions |
 | ``micro`` | sum of the token losses and number of tokens of each micro-batch, where this rank computed them |
 | ``weights``, ``gradients`` | a digest of each whole tensor, under its name in the whole model |
 
@@ -101,6 +101,16 @@ def dropouts(model: Any) -> list[str]:
         if share > 0.0:
             found.append(name)
     return found
+
+
+def without_dropout(model: Any) -> None:
+    """Nothing is dropped from here on: runs are compared, and what they would draw has been told."""
+    for module in model.modules():
+        if type(module).__name__.endswith("Dropout") and isinstance(getattr(module, "p", None), float):
+            module.p = 0.0
+        for key in ("attention_dropout", "dropout"):
+            if _number(getattr(module, key, 0.0)) > 0.0:
+                setattr(module, key, 0.0)
 
 
 def _number(value: Any) -> float:

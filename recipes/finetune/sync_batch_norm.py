@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.nn.functional import all_reduce
+from torch.distributed.nn import functional as collectives
 from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
 
 
@@ -27,9 +27,9 @@ class SyncOnProcessors(SyncBatchNorm):
         axes = [axis for axis in range(input.dim()) if axis != 1]
         count = torch.tensor(float(input.numel() // input.shape[1]), dtype=input.dtype, device=input.device)
         dist.all_reduce(count)
-        mean = all_reduce(input.sum(axes)) / count
+        mean = _added(input.sum(axes)) / count
         centred = input - mean.view(shape)
-        variance = all_reduce((centred * centred).sum(axes)) / count
+        variance = _added((centred * centred).sum(axes)) / count
         if self.track_running_stats:
             self._follow(mean.detach(), variance.detach() * count / (count - 1.0).clamp(min=1.0))
         out = centred * torch.rsqrt(variance + self.eps).view(shape)
@@ -44,13 +44,20 @@ class SyncOnProcessors(SyncBatchNorm):
         self.running_var.lerp_(variance.to(self.running_var.dtype), share)
 
 
+def _added(values: torch.Tensor) -> torch.Tensor:
+    """Over the ranks; the gradient is added over them too."""
+    total: torch.Tensor = collectives.all_reduce(values)  # type: ignore[no-untyped-call]
+    return total
+
+
 def _alone(module: SyncBatchNorm, values: torch.Tensor) -> torch.Tensor:
-    return _BatchNorm.forward(module, values)
+    out: torch.Tensor = _BatchNorm.forward(module, values)
+    return out
 
 
 def convert(model: Any, on_processors: bool) -> Any:
     """The model with each BatchNorm of it synchronised, the same parameters and statistics; others stay."""
-    model = SyncBatchNorm.convert_sync_batchnorm(model)
+    model = SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
     if on_processors:
         for module in model.modules():
             if type(module) is SyncBatchNorm:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
@@ -41,7 +40,8 @@ class _Write(TrainerCallback):
             "tied": [sorted(names) for names in _shared(model)],
         }
         self.trace = Trace(self.folder, args.process_index, facts)
-        self.trace.step(0, self._weights())
+        self.trace.step(state.global_step, self._weights())
+        trace.without_dropout(model)
         _record_batches(trainer, self.trace)
         if getattr(trainer, "deepspeed", None) is not None:
             self._before(trainer.deepspeed, "step")
@@ -102,8 +102,9 @@ def _record_batches(trainer: Any, written: Trace) -> None:
     def step(model: Any, inputs: dict[str, Any], *more: Any, **keywords: Any) -> Any:
         pairs = "completion_mask" in inputs  # chosen answers, then rejected ones
         labels = inputs["input_ids"].masked_fill(inputs["completion_mask"] == 0, IGNORED) if pairs else inputs["labels"]
-        for row in zip(inputs["input_ids"].cpu().numpy(), labels.cpu().numpy(), strict=True):
-            written.samples.append(trace.digest(np.stack(row)))
+        beside = [inputs[name] for name in ("position_ids", "attention_mask") if name in inputs and not pairs]
+        for row in zip(*(each.cpu().numpy() for each in (inputs["input_ids"], labels, *beside)), strict=True):
+            written.samples.append(".".join(map(trace.digest, row)))
         loss = training_step(model, inputs, *more, **keywords)
         if pairs:
             count = len(labels) // 2

@@ -61,7 +61,7 @@ def train(
     if options.trace is not None:
         from recipes.pretrain import trace
 
-        text = trace.attach(built, text, plan.model.vocab_size, options.trace)
+        text = trace.attach(built, text, plan.model.vocab_size, options.trace, start.step if start else 0)
     if rank == 0 and not (folder / "plan.json").exists():
         write_durably(folder / "plan.json", plan_text)
     reports = Reports(plan, folder, rank)

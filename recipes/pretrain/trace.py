@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from recipes.pretrain.model import Built
 from recipes.trace import Named, Trace
 
 
-def attach(built: Built, text: Data, vocab_size: int, folder: Path) -> Data:
+def attach(built: Built, text: Data, vocab_size: int, folder: Path, start: int = 0) -> Data:
     """Write a trace of the steps that this optimizer will take; returns the data that tell what is read of them."""
     chunks = unwrap_model(built.chunks)
     tied = any(getattr(chunk, "share_embeddings_and_output_weights", False) for chunk in chunks)
@@ -38,8 +39,8 @@ def attach(built: Built, text: Data, vocab_size: int, folder: Path) -> Data:
         "tied": [["embedding.word_embeddings.weight", "output_layer.weight"]] if tied else [],
     }
     written = Trace(folder, torch.distributed.get_rank(), facts)
-    written.step(0, _weights(built, vocab_size))
-    update, counter = built.optimizer.step, iter(range(1, len(text.train) + text.steps + 1))
+    written.step(start, _weights(built, vocab_size))
+    update, counter = built.optimizer.step, itertools.count(start + 1)
 
     def step(*positional: Any, **keywords: Any) -> Any:
         written.gradients(_gradients(built, vocab_size))

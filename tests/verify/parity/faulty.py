@@ -116,6 +116,143 @@ def batch_norm() -> None:
     model.load_base = with_norm
 
 
+def divided_by_accumulation_twice() -> None:
+    """The loss, already a mean over the tokens of the whole step, is divided by the number of micro-batches again."""
+    from accelerate import Accelerator
+
+    backward = Accelerator.backward
+    Accelerator.backward = lambda self, loss, **keywords: backward(self, loss / 2, **keywords)
+
+
+def local_norm() -> None:
+    """Each rank clips by the norm of its own shards."""
+    import torch
+    from accelerate import Accelerator
+
+    def clip(self: Any, parameters: Any, limit: float, norm_type: int = 2) -> Any:
+        gradients = [each.grad.to_local() for each in parameters if each.grad is not None]
+        norm = torch.stack([each.norm() for each in gradients]).norm()
+        for each in gradients:
+            each.mul_(min(1.0, limit / (float(norm) + 1e-6)))
+        return norm
+
+    Accelerator.clip_grad_norm_ = clip
+
+
+def not_clipped() -> None:
+    """The norm is told, and nothing is clipped."""
+    from accelerate import Accelerator
+
+    clip = Accelerator.clip_grad_norm_
+    Accelerator.clip_grad_norm_ = lambda self, parameters, limit, *more: clip(self, parameters, float("inf"), *more)
+
+
+def decay_on_norms() -> None:
+    """One group of parameters, all of them decayed."""
+    from transformers import Trainer
+
+    Trainer.get_decay_parameter_names = lambda self, model: [name for name, _ in model.named_parameters()]
+
+
+def bf16_reduction() -> None:
+    """Gradients are rounded to bf16 before they are added over the ranks."""
+    import torch.nn.parallel
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+    create = torch.nn.parallel.DistributedDataParallel.__init__
+
+    def rounding(self: Any, *positional: Any, **keywords: Any) -> None:
+        create(self, *positional, **keywords)
+        self.register_comm_hook(None, bf16_compress_hook)
+
+    torch.nn.parallel.DistributedDataParallel.__init__ = rounding
+
+
+def no_master_weights() -> None:
+    """The weights have no copy in fp32: each update is rounded to bf16."""
+    import torch
+
+    update = torch.optim.AdamW.step
+
+    def rounded(self: Any, *positional: Any, **keywords: Any) -> Any:
+        result = update(self, *positional, **keywords)
+        with torch.no_grad():
+            for group in self.param_groups:
+                for each in group["params"]:
+                    each.copy_(each.bfloat16())
+        return result
+
+    torch.optim.AdamW.step = rounded
+
+
+def scheduler_by_rank() -> None:
+    """The scheduler is stepped once for every rank."""
+    import recipes.finetune.trainer as trainer
+
+    right = trainer.learning_rate
+    trainer.learning_rate = lambda step, *more: right(RANKS * step, *more)
+
+
+def ignored_tokens_counted() -> None:
+    """The loss is divided by all tokens, padding too."""
+    from transformers import Trainer
+
+    get = Trainer.get_batch_samples
+
+    def counting_all(self: Any, *more: Any) -> Any:
+        batches, _ = get(self, *more)
+        return batches, RANKS * sum(each["labels"].numel() for each in batches)
+
+    Trainer.get_batch_samples = counting_all
+
+
+def padding_is_the_end() -> None:
+    """The end token is taken for padding, and not learnt."""
+    from recipes.finetune import batches
+
+    collate = batches.Collate.__call__
+
+    def masked(self: Any, rows: Any) -> Any:
+        batch = collate(self, rows)
+        end = batch["input_ids"] == batch["input_ids"].max()
+        return batch | {"labels": batch["labels"].masked_fill(end, -100)}
+
+    batches.Collate.__call__ = masked
+
+
+def positions_missing() -> None:
+    """Documents that are packed into a sequence are numbered through, so that attention does not stop between them."""
+    import torch
+
+    from recipes.finetune import batches
+
+    batches.prove_isolation = lambda *_: None
+    collate = batches.Collate.__call__
+
+    def through(self: Any, rows: Any) -> Any:
+        batch = collate(self, rows)
+        return batch | {"position_ids": torch.arange(batch["input_ids"].shape[1]).expand_as(batch["input_ids"])}
+
+    batches.Collate.__call__ = through
+
+
+def untied() -> None:
+    """The output layer gets a tensor of its own."""
+    import torch
+
+    from recipes.finetune import model
+
+    load = model.load_base
+
+    def apart(*positional: Any, **keywords: Any) -> Any:
+        made, said = load(*positional, **keywords)
+        made.lm_head.weight = torch.nn.Parameter(made.lm_head.weight.detach().clone())
+        return made, said
+
+    model.load_base = apart
+    model._check_size = lambda *_: None
+
+
 def rest_dropped() -> None:
     """Steps of an epoch are rounded down: what does not fill a window of accumulation is dropped."""
     from recipes import schedule
@@ -129,6 +266,28 @@ def seed_by_rank() -> None:
 
     draw = model.initialise
     model.initialise = lambda chunk, config, seed, vocabulary: draw(chunk, config, seed + RANK, vocabulary)
+
+
+def drawn_for_the_shard() -> None:
+    """The spread of weights follows from the width of a shard."""
+    from recipes.pretrain import model
+
+    draw = model.initialise
+
+    def wider(chunk: Any, *more: Any) -> None:
+        draw(chunk, *more)
+        for parameter in chunk.parameters():
+            if getattr(parameter, "tensor_model_parallel", False):
+                parameter.data.mul_(RANKS**0.5)
+
+    model.initialise = wider
+
+
+def padding_in_the_softmax() -> None:
+    """Rows that pad the vocabulary for tensor parallelism take part in the loss."""
+    from recipes.pretrain import model
+
+    model.hide_padding = lambda *_: None
 
 
 def norms_not_marked() -> None:
@@ -190,9 +349,29 @@ FINETUNE = (
     no_reduction,
     rate_times_ranks,
     batch_norm,
+    divided_by_accumulation_twice,
+    local_norm,
+    not_clipped,
+    decay_on_norms,
+    bf16_reduction,
+    no_master_weights,
+    scheduler_by_rank,
+    ignored_tokens_counted,
+    padding_is_the_end,
+    positions_missing,
+    untied,
     rest_dropped,
 )
-PRETRAIN = (seed_by_rank, norms_not_marked, ties_not_summed, norm_counts_twice, same_dropout_inside, wrong_slices)
+PRETRAIN = (
+    drawn_for_the_shard,
+    padding_in_the_softmax,
+    seed_by_rank,
+    norms_not_marked,
+    ties_not_summed,
+    norm_counts_twice,
+    same_dropout_inside,
+    wrong_slices,
+)
 
 
 def main() -> int:

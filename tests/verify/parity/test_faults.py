@@ -40,6 +40,19 @@ FAULTS = {
     "rate_times_ranks": ("tiny", "ddp2", "weights", "learning rate does not"),
     "batch_norm": ("tiny", "ddp2", None, "SyncBatchNorm"),
     "rest_dropped": ("tiny", "ga4", None, "optimizer steps"),
+    "divided_by_accumulation_twice": ("tiny", "zero1+ga2", "gradients", "divided twice"),
+    "local_norm": ("tiny", "fsdp2", "gradient_norm", "local norm"),
+    "not_clipped": ("tiny", "ddp2", "weights", "not clipped"),
+    "decay_on_norms": ("tiny", "ddp2", "weights", "norms and biases too"),
+    "bf16_reduction": ("tiny", "ddp2", "gradients", "in bf16"),
+    "no_master_weights": ("tiny", "ddp2", "weights", "master weights"),
+    "scheduler_by_rank": ("tiny", "ddp2", "weights", "once for each rank"),
+    "ignored_tokens_counted": ("tiny", "ddp2", "gradients", "divided by all tokens"),
+    "padding_is_the_end": ("tiny", "ddp2", None, "other labels"),
+    "positions_missing": ("tiny", "ddp2", None, "other positions"),
+    "untied": ("tiny", "zero2", None, "no longer tied"),
+    "drawn_for_the_shard": ("tiny-pretrain", "tp2", None, "times as wide"),
+    "padding_in_the_softmax": ("tiny-pretrain", "tp2", "loss", "vocabulary is padded"),
     "seed_by_rank": ("tiny-pretrain", "dp2", None, "start from different weights"),
     "norms_not_marked": ("tiny-pretrain", "tp2+sp", "gradients", "sequence parallelism"),
     "ties_not_summed": ("tiny-pretrain", "pp2", "gradients", "tied"),
@@ -47,7 +60,7 @@ FAULTS = {
     "same_dropout_inside": ("tiny-pretrain", "tp2", None, "inside of tensor-parallel"),
     "wrong_slices": ("tiny-pretrain", "cp2", "loss", "cp:"),
 }
-STEPS = {"rate_times_ranks": 3, "ties_not_summed": 3}
+STEPS = {"rate_times_ranks": 3, "ties_not_summed": 3, "scheduler_by_rank": 3, "not_clipped": 3, "no_master_weights": 3}
 
 
 def test_every_fault_is_a_case() -> None:
@@ -67,8 +80,10 @@ def experiments(tmp_path_factory: pytest.TempPathFactory) -> Any:
     references: dict[str, Run] = {}
 
     def get(fault: str, recipe: str, layout: str) -> tuple[Plan, Run]:
-        options: dict[str, Any] = SMALL | {"model": str(folder / ("tied" if fault.startswith("ties") else "plain"))}
-        if fault in ("mean_of_means", "logged_by_one_rank", "rest_dropped"):
+        options: dict[str, Any] = SMALL | {
+            "model": str(folder / ("tied" if fault in ("ties_not_summed", "untied") else "plain"))
+        }
+        if fault in ("mean_of_means", "logged_by_one_rank", "rest_dropped", "ignored_tokens_counted"):
             options |= {"dataset": str(folder / "short.jsonl"), "packing": False}
         reference, plans = plans_of(recipe, layout, options)
         if fault == "rest_dropped":

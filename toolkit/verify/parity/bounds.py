@@ -149,8 +149,8 @@ class Tolerances:
 class UpdateBound:
     """The tolerance of a tensor's weights, step after step, from the clipped gradients of both runs."""
 
-    def __init__(self, contract: Contract) -> None:
-        self.contract = contract
+    def __init__(self, contract: Contract, earlier: int = 0) -> None:
+        self.contract, self.earlier = contract, earlier  # steps before the first, whose gradients nobody knows
         self._gradients: list[np.ndarray] = []
         self._differences: list[np.ndarray] = []
 
@@ -159,7 +159,7 @@ class UpdateBound:
         one, other = one.astype(np.float64), other.astype(np.float64)
         self._gradients.append(other)
         self._differences.append(np.abs(one - other) + 4.0 * UNIT_ROUNDOFF * np.abs(one))
-        now = len(self._gradients)
+        now = len(self._gradients) + self.earlier
         if self.contract.optimizer == "sgd":
             return weight_tolerance(
                 before, rate, self._differences[-1], weight, now, float(np.abs(one).max(initial=0.0))
@@ -168,6 +168,8 @@ class UpdateBound:
         first = [moment_share(self.contract.adam_beta1, now, i) for i in places]
         second = [moment_share(self.contract.adam_beta2, now, i) for i in places]
         largest = math.sqrt(sum(a * a / b for a, b in zip(first, second, strict=True)))
+        if self.earlier:
+            return weight_tolerance(before, rate, 2.0 * largest, weight, now, largest)
         moved = adam_difference(
             _mean(first, self._differences),
             np.sqrt(_mean(second, [each**2 for each in self._differences])),

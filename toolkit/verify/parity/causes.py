@@ -13,9 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from toolkit.plan import Plan
 from toolkit.strategy import Strategy
 from toolkit.verify.parity.checks import Check
 from toolkit.verify.parity.compare import Comparison, Row, mean_of_means, token_weighted
+from toolkit.verify.parity.replay import explain, is_short
 from toolkit.verify.parity.traces import Run
 
 SAME = 0.01  # relative: two factors that are one number, a residual that is none
@@ -26,10 +28,15 @@ class Evidence:
     """What the rules look at. ``bad`` are the failing rows of the step at which the first one fails."""
 
     comparison: Comparison
-    strategy: Strategy
+    plan: Plan
     one: Run
     other: Run
     bad: list[Row]
+
+    @property
+    def strategy(self) -> Strategy:
+        """Of the several workers."""
+        return self.plan.strategy
 
     @property
     def step(self) -> int:
@@ -45,23 +52,26 @@ class Evidence:
         return bool(self.of(quantity))
 
 
-def find(comparison: Comparison, checks: list[Check], strategy: Strategy, one: Run, other: Run) -> str:
+def find(comparison: Comparison, checks: list[Check], plan: Plan, one: Run, other: Run) -> str:
     """The likely cause as a sentence; empty where the runs agree and every rule holds."""
     broken = [check for check in checks if not check.holds]
     failing = comparison.failing()
     if comparison.only_in_one:
+        torn = _untied(comparison.only_in_one, one, other)
+        if torn:
+            return torn
         return f"only one of the runs has {', '.join(comparison.only_in_one[:3])}: they are different models"
     for name in ("batch_norm", "steps"):
         for check in broken:
             if check.name == name:
                 return check.problem
     if failing and failing[0].quantity == "initial_weights":
-        return _initial([row for row in failing if row.quantity == "initial_weights"], broken)
+        return _initial([row for row in failing if row.quantity == "initial_weights"], broken, one, other)
     first = min(broken, key=lambda check: check.step, default=None)
     if first is not None and (not failing or first.step <= failing[0].step or first.name == "samples"):
         return first.problem
     if failing:
-        evidence = Evidence(comparison, strategy, one, other, [row for row in failing if row.step == failing[0].step])
+        evidence = Evidence(comparison, plan, one, other, [row for row in failing if row.step == failing[0].step])
         for rule in RULES:
             said = rule(evidence)
             if said:
@@ -70,11 +80,23 @@ def find(comparison: Comparison, checks: list[Check], strategy: Strategy, one: R
     return first.problem if first is not None else ""
 
 
-def _initial(rows: list[Row], broken: list[Check]) -> str:
+def _initial(rows: list[Row], broken: list[Check], one: Run, other: Run) -> str:
     copies = next((check.problem for check in broken if check.name == "copies" and check.step == 0), "")
     names = [row.name for row in rows]
     if copies:
         return f"the ranks start from different weights (a seed that depends on the rank?): {copies}"
+    mine, theirs = one.arrays("w", rows[0].step), other.arrays("w", rows[0].step)
+    for bits, kind in ((8, "bf16"), (11, "fp16")):
+        if all(is_short(theirs[name], bits) and not is_short(mine[name], bits) for name in names):
+            return (
+                f"the weights are loaded in {kind} ({_listed(names)}), those of one process in fp32: load them in fp32"
+            )
+    wide = [float(np.std(theirs[name]) / np.std(mine[name])) for name in names if mine[name].std() > 0.0]
+    if wide and np.ptp(wide) < 0.1 and abs(wide[0] - 1.0) > 0.1:
+        return (
+            f"the weights are drawn {wide[0]:.3g} times as wide ({_listed(names)}): their spread comes from the width"
+            " of a shard, not of the whole tensor"
+        )
     return (
         f"the runs start from different weights ({_listed(names)}): another seed, or weights drawn shard by shard"
         " from each rank's own random state; draw whole tensors by name and cut them, or load a checkpoint"
@@ -85,7 +107,7 @@ def _normalisation(seen: Evidence) -> str:
     """The loss that the step was taken on is not the mean over all tokens, although the tokens are the same."""
     if seen.fails("loss") or not (seen.fails("logged_loss") or seen.fails("gradients")):
         return ""
-    micro, logged = seen.other.micro_batches(seen.step), seen.other.logged[seen.step - 1].loss
+    micro, logged = seen.other.micro_batches(seen.step), seen.other.record(seen.step).loss
     right, wrong = token_weighted(micro), mean_of_means(micro)
     mine = [(total, count) for total, count in seen.other.line(0, seen.step)["micro"]]
     own = token_weighted(mine)
@@ -130,6 +152,15 @@ def _common_factor(seen: Evidence) -> str:
     if np.abs(factors / factor - 1.0).max() > SAME:
         return ""
     strategy = seen.strategy
+    tokens = sum(count for _, count in seen.other.micro_batches(seen.step))
+    contract = seen.plan.contract
+    for length in (contract.sequence_length, contract.sequence_length - 1):
+        every = length * contract.global_batch_size
+        if tokens < (1.0 - SAME) * every and abs(factor * every / max(tokens, 1) - 1.0) <= 0.002:
+            return (
+                f"all gradients are {factor:.4g} times what they should be, as {tokens} trained tokens are of {every}:"
+                " the loss is divided by all tokens, ignored ones (padding, prompts) too"
+            )
     known = {
         "data-parallel ranks": strategy.dp,
         "context-parallel ranks": strategy.cp,
@@ -187,6 +218,26 @@ def _kinds(seen: Evidence) -> str:
     return ""
 
 
+def _untied(names: tuple[str, ...], one: Run, other: Run) -> str:
+    ties = [{*group} for group in one.ranks[0]["tied"]]
+    for group in ties:
+        if {*names} & group and group not in [{*each} for each in other.ranks[0]["tied"]]:
+            return (
+                f"{' and '.join(sorted(group))} are one tensor in one process and no longer tied in several: tie them"
+            )
+    return ""
+
+
+def _short_gradients(seen: Evidence) -> str:
+    """Gradients of the other run that are numbers of 16 bits."""
+    names = [row.name for row in seen.of("gradients")]
+    mine, theirs = seen.one.arrays("g", seen.step), seen.other.arrays("g", seen.step)
+    for bits, kind in ((8, "bf16"), (11, "fp16")):
+        if names and all(is_short(theirs[name], bits) and not is_short(mine[name], bits) for name in names):
+            return f"the gradients are reduced or accumulated in {kind} ({_listed(names)}): do it in fp32"
+    return ""
+
+
 def _lost_reduction(seen: Evidence) -> str:
     """Ranks that should have one gradient have several."""
     torn = list(seen.other.disagreements("gradients", seen.step))
@@ -219,6 +270,11 @@ def _norm_alone(seen: Evidence) -> str:
     if not seen.fails("gradient_norm") or seen.fails("gradients"):
         return ""
     factor = seen.of("gradient_norm")[0].factor
+    if factor < 1.0:
+        return (
+            f"the gradient norm is {factor:.4g} of what the same gradients have: it is the local norm of one rank's"
+            " share and not summed over the ranks; clipping follows it, by another factor on each rank"
+        )
     return (
         f"the gradient norm is {factor:.4g} of what the same gradients have: shards that several ranks hold are counted"
         " more than once, or some are left out; clipping follows it"
@@ -228,13 +284,26 @@ def _norm_alone(seen: Evidence) -> str:
 def _update_alone(seen: Evidence) -> str:
     if not seen.fails("weights") or seen.fails("gradients"):
         return ""
-    rates = [run.logged[seen.step - 1].learning_rate for run in (seen.one, seen.other)]
+    rates = [run.record(seen.step).learning_rate for run in (seen.one, seen.other)]
     if rates[0] != rates[1]:
+        each = max(seen.strategy.dp, seen.strategy.gradient_accumulation_steps)
+        behind = [(step, 1 + (step - 1) * each) for step in range(2, seen.one.steps + 1)]
+        known = [(step, at) for step, at in behind if at <= seen.one.steps]
+        if known and all(
+            seen.other.record(step).learning_rate == seen.one.record(at).learning_rate for step, at in known
+        ):
+            return (
+                f"gradients agree, the learning rate does not: {rates[1]:g} where the contract has {rates[0]:g},"
+                f" which is that of {each} times the step: the scheduler steps once for each rank or micro-batch"
+            )
         return (
             f"gradients agree, the learning rate does not: {rates[1]:g} where the contract has {rates[0]:g}; the"
             " schedule counts other steps, or was scaled by the number of ranks"
         )
     names = [row.name for row in seen.of("weights")]
+    said = explain(seen.plan, seen.other, names, seen.step) if not seen.other.first else ""
+    if said:
+        return f"gradients agree, the update does not ({_listed(names)}): {said}"
     return (
         f"gradients agree, the update does not ({_listed(names)}): another learning rate, decay, epsilon or step count"
         " in the optimizer, or a shard of it that is not gathered"
@@ -257,6 +326,7 @@ RULES: tuple[Callable[[Evidence], str], ...] = (
     _forward,
     _normalisation,
     _common_factor,
+    _short_gradients,
     _balance,
     _kinds,
     _lost_reduction,

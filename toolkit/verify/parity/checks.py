@@ -58,13 +58,13 @@ def _batch_norm(one: Run, other: Run) -> Iterator[tuple[int, str]]:
         yield (
             0,
             f"BatchNorm in {_some(names)} normalises over the samples of its own rank, so one process and several are"
-            " not expected to agree: use torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) on GPUs, or GroupNorm,"
-            " and compare again",
+            " not expected to agree: use SyncBatchNorm (--sync-batch-norm of the program, also for ranks with unequal"
+            " numbers of samples), or GroupNorm, and compare again",
         )
 
 
 def _samples(one: Run, other: Run) -> Iterator[tuple[int, str]]:
-    for step in range(1, min(one.steps, other.steps) + 1):
+    for step in range(other.first + 1, min(one.steps, other.steps) + 1):
         wanted = Counter(each for part in one.samples(step).values() for each in part)
         parts = other.samples(step)
         for rank in range(len(other.ranks)):
@@ -75,6 +75,9 @@ def _samples(one: Run, other: Run) -> Iterator[tuple[int, str]]:
         foreign, missing, total = sum((read - wanted).values()), sum((wanted - read).values()), sum(read.values())
         if read == wanted:
             continue
+        what = _labels_alone(wanted, read)
+        if what:
+            yield step, what
         if not set(read) - set(wanted) and foreign:
             yield (
                 step,
@@ -89,8 +92,30 @@ def _samples(one: Run, other: Run) -> Iterator[tuple[int, str]]:
         )
 
 
+def _labels_alone(wanted: Counter[str], read: Counter[str]) -> str:
+    """The same tokens with other labels, or with other positions or another attention mask."""
+
+    def parts(samples: Counter[str], number: int) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for each, count in samples.items():
+            found[".".join(each.split(".")[:number])] += count
+        return found
+
+    if parts(wanted, 1) != parts(read, 1):
+        return ""
+    if parts(wanted, 2) != parts(read, 2):
+        return (
+            "the ranks read the same tokens with other labels: tokens are masked in one of the runs and learnt in the"
+            " other (padding that is the end token, prompts, padding on another side)"
+        )
+    return (
+        "the ranks read the same tokens and labels with other positions or another attention mask: documents that are"
+        " packed into one sequence see one another in one of the runs, or padding is seen"
+    )
+
+
 def _copies(_: Run, other: Run) -> Iterator[tuple[int, str]]:
-    for step in range(other.steps + 1):
+    for step in range(other.first, other.steps + 1):
         drifted = list(other.disagreements("weights", step))
         ties = {name for group in other.ranks[0]["tied"] for name in group}
         drifted = [(name, ranks) for name, ranks in drifted if not (name in ties and _over(other, ranks) == {"pp"})]
@@ -108,7 +133,7 @@ def _copies(_: Run, other: Run) -> Iterator[tuple[int, str]]:
 def _tied(_: Run, other: Run) -> Iterator[tuple[int, str]]:
     if not other.ranks[0]["tied"]:
         return
-    for step in range(other.steps + 1):
+    for step in range(other.first, other.steps + 1):
         for name, ranks in other.disagreements("weights", step):
             if _over(other, ranks) == {"pp"}:
                 yield (

@@ -66,22 +66,23 @@ class Comparison:
 
 def compare(plan: Plan, one: Run, other: Run) -> Comparison:
     """``one`` is the reference; ``plan`` has their contract. Steps that both have taken."""
-    start, theirs = one.arrays("w", 0), other.arrays("w", 0)
+    begin = max(one.first, other.first)
+    start, theirs = one.arrays("w", begin), other.arrays("w", begin)
     names = [name for name in start if name in theirs]
     steps = min(one.steps, other.steps)
-    found = Comparison(steps, only_in_one=tuple(sorted(set(start) ^ set(theirs))))
-    found.rows += [Row("initial_weights", 0, name, _largest(start[name], theirs[name]), 0.0) for name in names]
+    found = Comparison(steps - begin, only_in_one=tuple(sorted(set(start) ^ set(theirs))))
+    found.rows += [Row("initial_weights", begin, name, _largest(start[name], theirs[name]), 0.0) for name in names]
     numbers = 2 * sum(array.size for array in start.values()) * steps + 3 * steps
     allowed = Tolerances(plan.model, plan.contract, numbers, max((array.size for array in start.values()), default=1))
-    updates = {name: UpdateBound(plan.contract) for name in names}
-    for step in range(1, steps + 1):
+    updates = {name: UpdateBound(plan.contract, begin) for name in names}
+    for step in range(begin + 1, steps + 1):
         before = one.arrays("w", step - 1), other.arrays("w", step - 1)
         drift = max((_relative(before[0][name], before[1][name]) for name in names), default=0.0)
         _scalars(found, allowed, one, other, step, drift)
         gradients = one.arrays("g", step), other.arrays("g", step)
         _gradients(found, allowed, *gradients, step, drift)
         after = one.arrays("w", step), other.arrays("w", step)
-        rate = one.logged[step - 1].learning_rate
+        rate = one.record(step).learning_rate
         clips = [_clip(plan, run, step) for run in (one, other)]
         for name in names:
             if name not in gradients[0] or name not in gradients[1]:
@@ -98,7 +99,7 @@ def _scalars(found: Comparison, allowed: Tolerances, one: Run, other: Run, step:
     first, second = (token_weighted(run.micro_batches(step)) for run in (one, other))
     if first is not None and second is not None:
         found.rows.append(_scalar("loss", step, first, second, allowed.loss(first, drift)))
-    mine, theirs = one.logged[step - 1], other.logged[step - 1]
+    mine, theirs = one.record(step), other.record(step)
     first, second = (math.nan if each.loss is None else each.loss for each in (mine, theirs))
     found.rows.append(_scalar("logged_loss", step, first, second, allowed.loss(first, drift)))
     if mine.gradient_norm is not None and theirs.gradient_norm is not None:
@@ -130,7 +131,7 @@ def _weights(step: int, name: str, one: np.ndarray, other: np.ndarray, bound: np
 
 def _clip(plan: Plan, run: Run, step: int) -> float:
     """What clipping multiplied the gradients by; DeepSpeed's ZeRO-0 in fp32 clips and does not tell the norm."""
-    limit, norm = plan.contract.gradient_clipping, run.logged[step - 1].gradient_norm
+    limit, norm = plan.contract.gradient_clipping, run.record(step).gradient_norm
     if norm is None:
         norm = math.sqrt(sum(float(np.sum(each.astype(np.float64) ** 2)) for each in run.arrays("g", step).values()))
     return min(1.0, limit / (norm + CLIP_GUARD)) if limit else 1.0

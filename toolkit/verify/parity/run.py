@@ -20,9 +20,10 @@ from toolkit.verify.parity.traces import Run
 
 OPTIMIZERS = ("adamw", "adamw_unfused", "sgd")  # whose update has a bound
 UNBOUNDED = {
-    "adamw_8bit": "its moments are rounded to 8 bits in blocks that each layout cuts elsewhere, so no rounding bound holds",
-    "adamw_8bit_paged": "its moments are rounded to 8 bits in blocks that each layout cuts elsewhere, so no rounding bound"
-    " holds",
+    **dict.fromkeys(
+        ("adamw_8bit", "adamw_8bit_paged"),
+        "its moments are rounded to 8 bits in blocks that each layout cuts elsewhere, so no rounding bound holds",
+    ),
     "adamw_paged": "it is AdamW in kernels of bitsandbytes that need a GPU, and learns what adamw learns",
     "muon": "its update is an orthogonal factor found by iteration, whose change with rounding grows with the condition"
     " number of each gradient, which has no bound that is known beforehand",
@@ -144,7 +145,7 @@ def pair(plan: Plan, one: Run, other: Run) -> dict[str, Any]:
         "max_abs_error": errors,
         "tolerance": tolerances,
         "verdict": "fail" if failing or broken or comparison.only_in_one else "pass",
-        "cause": find(comparison, rules, plan.strategy, one, other),
+        "cause": find(comparison, rules, plan, one, other),
         "checks": {check.name: check.problem or "ok" for check in rules},
         "closest": _closest(comparison),
     }

@@ -35,7 +35,8 @@ def start(
     """Write the plan's files, run ``steps`` steps, return what they traced.
 
     ``program`` is the module to run and its first arguments: the plan's own training program, unless a test puts a
-    fault into it; ``more`` are further arguments of it. Raises ToolkitError where the run fails or takes longer than ``limit`` seconds.
+    fault into it; ``more`` are further arguments of it. Raises ToolkitError where the run fails or takes longer than
+    ``limit`` seconds.
     """
     write(plan, folder)
     module, *first = program or (f"recipes.{plan.program}.train",)

@@ -33,9 +33,18 @@ class Run:
         self.arrays = lru_cache(maxsize=2)(self._read)
 
     @cached_property
+    def first(self) -> int:
+        """The step that the run went on from: 0, or that of a checkpoint."""
+        return int(self._lines[0][0]["step"])
+
+    @cached_property
     def steps(self) -> int:
-        """Optimizer steps that every rank has ended."""
-        return min(len(lines) for lines in self._lines) - 1
+        """The last step that every rank has ended."""
+        return self.first + min(len(lines) for lines in self._lines) - 1
+
+    def record(self, step: int) -> StepRecord:
+        """What the program logged of a step."""
+        return next(each for each in self.logged if each.step == step)
 
     def place(self, rank: int) -> dict[str, int]:
         """Ranks on the axes; 0 on those that the program does not have."""
@@ -43,8 +52,8 @@ class Run:
         return dict.fromkeys(("tp", "pp", "cp", "dp", "ep"), 0) | place
 
     def line(self, rank: int, step: int) -> dict[str, Any]:
-        """What a rank wrote at the end of a step; 0 is the start."""
-        return self._lines[rank][step]
+        """What a rank wrote at the end of a step; ``first`` is the start."""
+        return self._lines[rank][step - self.first]
 
     def _read(self, kind: str, step: int) -> Arrays:
         """Whole tensors after a step, ``w`` weights or ``g`` gradients; of several copies the first."""
