@@ -194,6 +194,20 @@ def require(directory: str | Path) -> None:
         found.check()
 
 
+def holder(directory: str | Path) -> str:
+    """Who writes in a directory now, in words; "" where nobody is known to."""
+    other = Lease(directory, {})
+    for _, path in other._all():
+        found = _read(path)
+        if found is None:
+            continue
+        here = found.host == other.holder.host and _space(found.born) == _space(other.holder.born)
+        alive = _born(found.pid) == found.born if here else time.time() - _modified(path) <= other.stale_seconds
+        if alive:
+            return f"process {found.pid} on {found.host}" + (f" (job {found.job_id})" if found.job_id else "")
+    return ""
+
+
 def _read(path: Path) -> Holder | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Holder)

@@ -67,13 +67,13 @@ class Damage(msgspec.Struct, frozen=True):
     """What is wrong with one file of a checkpoint."""
 
     file: str
-    kind: str  # missing | truncated | flipped | unreadable | extra
+    kind: str  # missing | truncated | flipped | unreadable; extra | unknown | pointer
     text: str
 
     @property
     def fatal(self) -> bool:
-        """Whether the checkpoint cannot be used: files that nobody wrote into it do no harm."""
-        return self.kind != "extra"
+        """Whether it keeps the checkpoint from being used; the last three kinds are told and do no harm."""
+        return self.kind not in ("extra", "unknown", "pointer")
 
 
 def make(facts: dict[str, Any], files: dict[str, FileEntry]) -> Manifest:

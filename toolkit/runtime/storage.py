@@ -135,10 +135,16 @@ def prune(url: str, keep: int = 2, keep_every: int = 0) -> list[str]:
     valid = [(name, _step(name)) for name in names(url) if not damage(f"{base}/{name}")]
     gone = retention.doomed(valid, keep, keep_every)
     for name in gone:
-        with _opened(f"{base}/{name}") as (system, root):
-            system.rm_file(f"{root}/{MANIFEST}")
-            system.rm(root, recursive=True)
+        discard(f"{base}/{name}")
     return gone
+
+
+def discard(target: str) -> None:
+    """Delete a checkpoint of durable storage: its manifest first."""
+    with _opened(target) as (system, root):
+        if system.exists(f"{root}/{MANIFEST}"):
+            system.rm_file(f"{root}/{MANIFEST}")
+        system.rm(root, recursive=True)
 
 
 @contextmanager

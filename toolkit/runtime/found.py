@@ -1,0 +1,150 @@
+"""Checkpoints of any framework in a folder: which there are, which are sound, and what points to them.
+
+this toolkit    checkpoint-N with manifest.json              pointer ``latest``
+Hugging Face    checkpoint-N                                 none: the highest N is taken
+DeepSpeed       global_stepN, or any tag                     ``latest``: one line, the tag
+Megatron        iter_NNNNNNN                                 ``latest_checkpointed_iteration.txt``: the number
+torch           a folder with .metadata and *.distcp         none
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from toolkit.errors import ToolkitError
+from toolkit.runtime import checkpoint, durable, manifest, soundness, structure
+from toolkit.runtime.manifest import MANIFEST, Damage
+
+KINDS = ("toolkit", "huggingface", "deepspeed", "megatron", "torch")
+MEGATRON_POINTER = "latest_checkpointed_iteration.txt"
+ITERATION = re.compile(r"iter_(\d+)")
+TAG = re.compile(r"global_?step_?(\d+)")
+NUMBER = re.compile(r"(\d+)")
+SET_ASIDE = re.compile(r"incomplete-\d+.*|\..*")
+
+
+class Found(msgspec.Struct, frozen=True):
+    """A folder that is, or was to be, a checkpoint."""
+
+    path: Path
+    kind: str  # of KINDS
+    step: int
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return self.path.name
+
+    def damage(self, deep: bool = True) -> list[Damage]:
+        """All that is known to be wrong with it, by file."""
+        if self.kind == "toolkit":
+            return checkpoint.verify(self.path, deep=deep)
+        try:
+            names = list(manifest.file_names(self.path))
+        except OSError as error:
+            return [Damage(Path(error.filename or self.path).name, "unreadable", error.strerror or str(error))]
+        if not names:
+            return [Damage(".", "missing", "the folder is empty")]
+        found = [each for name in names if (each := soundness.check(self.path, name, deep))]
+        told = {each.file for each in found}
+        found += [each for each in structure.missing(self.path, names, self.kind) if each.file not in told]
+        return sorted(found, key=lambda each: each.file)
+
+    def is_valid(self, deep: bool = True) -> bool:
+        """Whether nothing is wrong that would keep it from being loaded."""
+        return not any(each.fatal for each in self.damage(deep))
+
+
+def look(directory: Path) -> list[Found]:
+    """All checkpoints of a folder, the oldest step first; the folder itself, where it is one.
+
+    Raises ToolkitError where there is no such folder.
+    """
+    if not directory.is_dir():
+        raise ToolkitError(f"{directory} is no folder", remedy="give a run's output directory, or one checkpoint")
+    kind = kind_of(directory)
+    if kind and not any(kind_of(each) for each in _folders(directory) if not TAG.fullmatch(each.name)):
+        inner = [each for each in _folders(directory) if TAG.fullmatch(each.name)]
+        if kind != "deepspeed" or not inner:
+            return [Found(directory, kind, _step(directory))]
+    found = [Found(path, kind, _step(path)) for path in _folders(directory) if (kind := kind_of(path))]
+    return sorted(found, key=lambda each: (each.step, each.path.stat().st_mtime, each.name))
+
+
+def _folders(directory: Path) -> list[Path]:
+    try:
+        return sorted(path for path in directory.iterdir() if path.is_dir() and not SET_ASIDE.fullmatch(path.name))
+    except OSError as error:
+        raise ToolkitError(f"cannot read {directory}: {error}", remedy="ask for the right to read it") from error
+
+
+def kind_of(path: Path) -> str:
+    """Which framework's checkpoint a folder is, by its name and its files; "" for none."""
+    try:
+        names = {each.name for each in path.iterdir()}
+    except OSError:
+        names = set()  # by its name alone, then: it is told as unreadable
+    if MANIFEST in names and path.name != "model":
+        return "toolkit"
+    if TAG.fullmatch(path.name) or any(name.endswith(("_model_states.pt", "_optim_states.pt")) for name in names):
+        return "deepspeed"
+    if checkpoint.NAME.fullmatch(path.name) or "trainer_state.json" in names:
+        return "huggingface"
+    if ITERATION.fullmatch(path.name) or "common.pt" in names:
+        return "megatron"
+    if any(structure.OLD_MEGATRON.fullmatch(name) and "." not in name for name in names):
+        return "megatron"
+    return "torch" if ".metadata" in names or any(name.endswith(".distcp") for name in names) else ""
+
+
+def _step(path: Path) -> int:
+    if (path / MANIFEST).is_file():
+        try:
+            return manifest.read(path).step
+        except ToolkitError:
+            pass
+    numbers = NUMBER.findall(path.name)
+    if numbers:
+        return int(numbers[-1])
+    try:
+        return int(json.loads((path / "trainer_state.json").read_bytes())["global_step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
+def newest_valid(found: list[Found], deep: bool = True) -> Found | None:
+    """The newest sound one, looking back from the newest."""
+    return next((each for each in reversed(found) if each.is_valid(deep)), None)
+
+
+def pointer(directory: Path, found: Found) -> tuple[Path, str] | None:
+    """The file that names the newest checkpoint to this one's framework, and what it should hold; None: by name."""
+    if found.path == directory:
+        return None
+    if found.kind in ("toolkit", "deepspeed"):
+        return directory / checkpoint.LATEST, found.name
+    if found.kind == "megatron" and (match := ITERATION.fullmatch(found.name)):
+        return directory / MEGATRON_POINTER, str(int(match[1]))
+    return None
+
+
+def held(file: Path) -> str | None:
+    """What a pointer holds; None where there is none that can be read."""
+    try:
+        return file.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def discard(found: Found) -> None:
+    """Delete a checkpoint so that what is left after a kill does not look like one."""
+    if found.kind == "toolkit":
+        checkpoint.discard(found.path)
+        return
+    doomed = durable.rename(found.path, found.path.with_name(f".deleting-{found.name}"))
+    shutil.rmtree(doomed)
