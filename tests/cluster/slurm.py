@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -57,6 +59,64 @@ class Cluster:
             if time.monotonic() > end:
                 raise AssertionError(f"job {number} is {job['JobState']} ({job['Reason']})\n{output(job)}")
             time.sleep(0.1)
+
+    def processes(self, number: str = "", node: str = "") -> list[int]:
+        """Numbers, as this machine sees them, of the cluster's processes: of one job, on one node."""
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                environment = (process / "environ").read_bytes().split(b"\0")
+                name = (process / "ns" / "uts").readlink().name if node else ""
+            except OSError:
+                continue  # it has ended meanwhile
+            if f"SLURM_CONF={self.folder}/slurm.conf".encode() not in environment:
+                continue
+            if number and f"SLURM_JOB_ID={number}".encode() not in environment:
+                continue
+            if not node or name == self._host_of(node):
+                found.append(int(process.name))
+        return found
+
+    def _host_of(self, node: str) -> str:
+        """The UTS name space of a node, which all that runs there shares."""
+        return Path(f"/proc/{self.slurmd(node)}/ns/uts").readlink().name
+
+    def slurmd(self, node: str) -> int:
+        """The process of a node's daemon."""
+        wanted = f"slurmd\0-D\0-N\0{node}\0".encode()
+        for number in self.processes():
+            with contextlib.suppress(OSError):
+                if Path(f"/proc/{number}/cmdline").read_bytes() == wanted:
+                    return number
+        raise AssertionError(f"{node} has no slurmd")
+
+    def kill_node(self, node: str) -> None:
+        """As by a power cut: every process there, its daemon too. ``start_node`` is how it comes back."""
+        for pid in self.processes(node=node):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def start_node(self, node: str) -> None:
+        """After ``kill_node``."""
+        self.run("bash", str(HERE / "start_node.sh"), str(self.folder), node.removeprefix("n"), self.mode)
+
+    def cable(self, node: str, state: str) -> None:
+        """Take a node off the network (``down``), or put it back (``up``)."""
+        assert self.mode == "netns", "only there has a node a network of its own"
+        self.run("ip", "link", "set", f"veth{node.removeprefix('n')}", state)
+
+    def all_idle(self, timeout: float = 40) -> None:
+        """Wait until every node can take a job; a node that was away is told that it may come back."""
+        end = time.monotonic() + timeout
+        while True:
+            states = self.run("sinfo", "-h", "-N", "-p", "urgent", "-o", "%N %T").split("\n")
+            away = [line.split()[0] for line in states if line and not line.endswith(" idle")]
+            if not away:
+                return
+            assert time.monotonic() < end, states
+            for node in away:
+                self.run("scontrol", "update", f"NodeName={node}", "State=RESUME", check=False)
+            time.sleep(0.3)
 
 
 def output(job: dict[str, str]) -> str:

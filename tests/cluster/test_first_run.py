@@ -1,44 +1,17 @@
 """The emitted train.sbatch of the recipe ``tiny``, submitted as it is to a real Slurm of two nodes, really trains."""
 
 import json
-import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-from tests.cluster import slurm
+from tests.cluster import runs, slurm
 from tests.cluster.conftest import started
 from toolkit.runtime import telemetry
 
 pytestmark = pytest.mark.cluster
 ZERO_2 = ("--framework", "deepspeed", "--zero", "2", "--offload", "none")
-SITE = """
-name = "two-cpu-nodes"
-accelerator = "cpu"
-nodes = 2
-gpus_per_node = 1
-host_memory_gib = 8
-host_cores = 1
-
-[intra_node]
-name = "shared memory"
-gb_per_second_per_gpu = 5
-latency_microseconds = 20
-
-[inter_node]
-name = "virtual Ethernet"
-gbit_per_second_per_node = 10
-latency_microseconds = 30
-
-[site]
-partition = "main"
-gpu_request = "none"
-exclusive = false
-time_limit = "00:10:00"
-setup_command = {setup}
-"""
 
 
 @pytest.fixture(scope="module")
@@ -49,23 +22,13 @@ def cluster():
     slurm.stop(running)
 
 
-def emit(folder, recipe, *pins):
-    """The files of ``toolkit plan --recipe NAME --cluster FILE --out out``, run as a user runs it."""
-    setup = f"PATH={Path(sys.executable).parent}:$PATH"
-    (folder / "site.toml").write_text(SITE.format(setup=json.dumps(setup)))
-    command = [sys.executable, "-m", "toolkit", "plan", "--recipe", recipe, "--cluster", "site.toml", "--gpus", "2x1"]
-    done = subprocess.run([*command, "--out", "out", *pins], cwd=folder, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder / "out"
-
-
 def submit(cluster, folder, *arguments):
     """Submit the script as it was written; ``arguments`` are the program's."""
     return cluster.run("sbatch", "--parsable", "out/train.sbatch", *arguments, cwd=folder).strip()
 
 
 def test_train_sbatch_trains_on_two_nodes(cluster, tmp_path):
-    out = emit(tmp_path, "tiny", *ZERO_2)
+    out = runs.emit(tmp_path, "tiny", *ZERO_2)
     job = cluster.wait(submit(cluster, tmp_path), timeout=300)
     said = slurm.output(job)
     assert job["JobState"] == "COMPLETED", said
@@ -80,7 +43,7 @@ def test_train_sbatch_trains_on_two_nodes(cluster, tmp_path):
 
 
 def test_launch_plans_submits_and_trains_at_another_batch_by_rule(cluster, tmp_path):
-    (tmp_path / "site.toml").write_text(SITE.format(setup=json.dumps(f"PATH={Path(sys.executable).parent}:$PATH")))
+    (tmp_path / "site.toml").write_text(runs.site())
     asked = ("tiny", "--cluster", "site.toml", "--gpus", "2x1", *ZERO_2, "--global-batch", "32")
     start = (sys.executable, "-m", "toolkit", "launch", *asked, "--submit", "--json", "--out", "out", "--")
     said = json.loads(cluster.run(*start, "--max-steps", "3", cwd=tmp_path))
@@ -93,7 +56,7 @@ def test_launch_plans_submits_and_trains_at_another_batch_by_rule(cluster, tmp_p
 
 
 def test_usr1_saves_requeues_and_finishes(cluster, tmp_path):
-    out = emit(tmp_path, "tiny", *ZERO_2)
+    out = runs.emit(tmp_path, "tiny", *ZERO_2)
     number = submit(cluster, tmp_path)
     wait_for_step(cluster, number, out / "run" / "steps.jsonl", 8)
     cluster.run("scancel", "--signal=USR1", "--batch", number)
@@ -107,7 +70,7 @@ def test_usr1_saves_requeues_and_finishes(cluster, tmp_path):
 
 
 def test_megatron_pipeline_over_two_nodes(cluster, tmp_path):
-    out = emit(tmp_path, "tiny-pretrain", "--pp", "2", "--vpp", "1", "--micro-batch", "4")
+    out = runs.emit(tmp_path, "tiny-pretrain", "--pp", "2", "--vpp", "1", "--micro-batch", "4")
     job = cluster.wait(submit(cluster, tmp_path, "--max-steps", "5"), timeout=300)
     said = slurm.output(job)
     assert job["JobState"] == "COMPLETED", said
@@ -128,7 +91,7 @@ def wait_for_step(cluster, number, steps, wanted, timeout=120):
 
 
 def test_a_finished_run_is_not_trained_again(cluster, tmp_path):
-    out = emit(tmp_path, "tiny", *ZERO_2)
+    out = runs.emit(tmp_path, "tiny", *ZERO_2)
     (out / "run").mkdir()
     (out / "run" / "FINISHED").write_text("{}")
     job = cluster.wait(submit(cluster, tmp_path))

@@ -1,0 +1,32 @@
+"""Trouble that a test orders: on PYTHONPATH by the site's setup command, so that emitted scripts stay as they are.
+
+``trouble.json`` in the directory of submission: ``slow`` is seconds that every step takes more, ``raise`` an exception
+(``error``: type and text) after ``step`` on ``rank``, while it runs on ``node`` (any, if empty).
+"""
+
+import json
+import os
+import time
+from pathlib import Path
+
+
+def arrange(trouble):
+    from toolkit.runtime.signals import StopRequest
+
+    agreed, ordered = StopRequest.agreed, trouble.get("raise")
+
+    def troubled(self, device="cpu", step=0):
+        time.sleep(trouble.get("slow", 0.0))
+        here = ordered and ordered.get("node", "") in ("", os.environ.get("SLURMD_NODENAME"))
+        if here and (self.rank, step) == (ordered["rank"], ordered["step"]):
+            kind, text = ordered["error"]
+            raise {"ValueError": ValueError, "RuntimeError": RuntimeError}[kind](text)
+        return agreed(self, device, step)
+
+    StopRequest.agreed = troubled
+
+
+if "RANK" in os.environ:  # a process of the program, not torchrun
+    file = Path(os.environ.get("SLURM_SUBMIT_DIR", ".")) / "trouble.json"
+    if file.exists():
+        arrange(json.loads(file.read_text()))

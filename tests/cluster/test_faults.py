@@ -1,0 +1,49 @@
+"""Every fault of the table: the run is finished all the same, its curve is the undisturbed one, and nothing is left."""
+
+import pytest
+
+from tests.cluster import faults, slurm
+from tests.cluster.conftest import started
+
+pytestmark = pytest.mark.cluster
+ROWS: list[faults.Row] = []
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Four nodes without GPUs: a job of two can go on elsewhere."""
+    running = started(nodes=4, gres="")
+    yield running
+    slurm.stop(running)
+
+
+@pytest.fixture(scope="module")
+def curves(cluster, tmp_path_factory):
+    """The undisturbed run of a recipe, made once."""
+    made = {}
+
+    def of(recipe):
+        if recipe not in made:
+            made[recipe] = faults.reference(cluster, tmp_path_factory.mktemp(recipe[0]), recipe)
+        return made[recipe]
+
+    return of
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shown(request):
+    """The table, at the end, also where output is captured."""
+    ROWS.clear()
+    yield
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        print("\n" + faults.table(ROWS))
+
+
+@pytest.mark.parametrize("fault", faults.FAULTS, ids=lambda fault: f"{fault.name} ({fault.launcher})")
+def test_the_run_survives(cluster, curves, tmp_path, fault):
+    if fault.mode and cluster.mode != fault.mode:
+        assert cluster.mode in ("ns", "plain")  # stated at the start of the cluster: there is no network to cut
+        return
+    row = faults.inject(cluster, tmp_path, fault, curves(fault.recipe))
+    ROWS.append(row)
+    assert not row.problems, f"{row.problems}\n{row.said}"
