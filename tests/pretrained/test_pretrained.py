@@ -89,7 +89,10 @@ def test_supervised_fine_tuning_goes_on_from_what_it_knows(folder: Path, tmp_pat
     command = ("-m", "toolkit", "plan", "--recipe", str(recipe), *layout, "--out", str(tmp_path / "plan"))
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    trained = finetune_runs.start(tmp_path / "plan" / "plan.json", 2, "--eval-steps=8", "--save-steps=100")
+    command = finetune_runs.command(tmp_path / "plan" / "plan.json", 2, "--eval-steps=8", "--save-steps=100")
+    trained = subprocess.run(  # 80 s of two cores; others may want them too
+        command, capture_output=True, text=True, timeout=1200, env=finetune_runs.environment()
+    )
     assert trained.returncode == 0, trained.stdout + trained.stderr
     assert "134,515,008 parameters, weights from" in trained.stdout
     run = tmp_path / "plan" / "run"
