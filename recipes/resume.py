@@ -7,7 +7,6 @@ can do is a sentence before any engine starts.
 
 from __future__ import annotations
 
-import hashlib
 import platform
 import shutil
 from pathlib import Path
@@ -97,17 +96,12 @@ def _universal(folder: Path, path: Path, saved: dict[str, Any]) -> Path:
     store, step = folder / CONVERTED, int(saved["step"])
     checkpoint.set_aside_incomplete(store)
     valid = checkpoint.newest_valid(store)
-    if valid is not None and checkpoint.facts(valid).get("made_from") == _mark(path):
+    if valid is not None and checkpoint.facts(valid).get("made_from") == universal.mark(path):
         return valid
     target = checkpoint.begin(store, step)
     universal.convert(path, target)
-    checkpoint.commit(target, saved | {"made_from": _mark(path)})
+    checkpoint.commit(target, saved | {"made_from": universal.mark(path)})
     return target
-
-
-def _mark(path: Path) -> str:
-    """Tells this checkpoint from one of the same name that was written later."""
-    return hashlib.sha256((path / checkpoint.MANIFEST).read_bytes()).hexdigest()
 
 
 def _require_visible(start: Start) -> None:

@@ -48,14 +48,14 @@ def settings(folder: Path) -> dict[str, Any]:
     }
 
 
-def launch(plan: Plan, folder: Path, *arguments: Any, last: int = LAST, save: int = SAVED) -> subprocess.Popen[str]:
+def launch(plan: Plan, folder: Path, last: int = LAST, save: int = SAVED) -> subprocess.Popen[str]:
     """Start the plan's program, traced into a folder of this start; checkpoints are all kept."""
     write(plan, folder)
     ranks = plan.cluster.num_gpus
-    starts = len(list(folder.glob("trace-*")))
     torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}") if ranks > 1 else ()
     more = ["--plan", folder / "plan.json", "--max-steps", last, "--save-steps", save, "--keep", 9]
-    more += ["--trace", folder / f"trace-{starts}", *arguments]
+    if plan.contract.lora_dropout == 0.0:  # what is traced has no dropout
+        more += ["--trace", folder / f"trace-{len(list(folder.glob('trace-*')))}"]
     command = [sys.executable, *torchrun, "-m", f"recipes.{plan.program}.train", *map(str, more)]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=finetune_runs.environment()
@@ -69,9 +69,9 @@ def finish(process: subprocess.Popen[str]) -> str:
     return said
 
 
-def run(plan: Plan, folder: Path, *arguments: Any, **more: int) -> str:
+def run(plan: Plan, folder: Path) -> str:
     """Start and wait."""
-    return finish(launch(plan, folder, *arguments, **more))
+    return finish(launch(plan, folder))
 
 
 def killed_after_save(plan: Plan, folder: Path, share: float) -> int:
@@ -125,22 +125,33 @@ def trace_of(folder: Path, start: int) -> Run:
     return Run(folder / f"trace-{start}", read_steps(folder / "run"))
 
 
-def assert_same_steps(straight: Path, other: Path, start: int, first: int) -> None:
-    """From step ``first`` on: telemetry, samples in their order, and weights of every rank, bit for bit."""
+def assert_same_telemetry(straight: Path, other: Path) -> None:
+    """Losses, learning rates, gradient norms and samples of all steps."""
     kept = ("step", "loss", "learning_rate", "gradient_norm", "tokens", "samples_seen")
     one, two = (
         [{name: getattr(step, name) for name in kept} for step in read_steps(folder / "run")]
         for folder in (straight, other)
     )
     assert one == two
-    whole, resumed = trace_of(straight, 0), trace_of(other, start)
-    assert len(whole.ranks) == len(resumed.ranks) and resumed.steps == LAST - first + 1
-    for rank in range(len(whole.ranks)):
-        assert whole.line(rank, first - 1)["weights"] == resumed.line(rank, 0)["weights"]
+
+
+def assert_same_steps(straight: Path, other: Path, start: int, first: int) -> None:
+    """Telemetry; and from step ``first`` on samples in their order, gradients and weights of each rank, to the bit."""
+    assert_same_telemetry(straight, other)
+    whole, resumed = traced(straight, 0), traced(other, start)
+    assert len(whole) == len(resumed) > 0
+    for rank, (past, now) in enumerate(zip(whole, resumed, strict=True)):
+        assert len(now) == LAST - first + 2
+        assert past[first - 1]["weights"] == now[0]["weights"]
         for step in range(first, LAST + 1):
-            mine, theirs = whole.line(rank, step), resumed.line(rank, step - first + 1)
             for what in ("samples", "micro", "gradients", "weights"):
-                assert mine[what] == theirs[what], f"{what} of rank {rank} in step {step}"
+                assert past[step][what] == now[step - first + 1][what], f"{what} of rank {rank} in step {step}"
+
+
+def traced(folder: Path, start: int) -> list[list[dict[str, Any]]]:
+    """Of each rank the lines of a start: what it began with, and each step."""
+    paths = sorted((folder / f"trace-{start}").glob("rank-*.jsonl"))
+    return [[json.loads(line) for line in path.read_text().splitlines()[1:]] for path in paths]
 
 
 def tensors(folder: Path) -> dict[str, bytes]:

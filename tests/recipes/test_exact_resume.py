@@ -8,11 +8,15 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from recipes import resume
 from tests import finetune_runs
 from tests import resumed_runs as runs
 from tests.resumed_runs import LAST, SAVED
+from toolkit.cli.main import group
 from toolkit.plan import Plan
 from toolkit.runtime.telemetry import read_steps
 from toolkit.verify.parity.compare import compare
@@ -61,7 +65,11 @@ def test_a_killed_run_is_the_one_that_was_not(
     first = runs.killed_after_save(plan, tmp_path, random.uniform(0.0, 1.5)) + 1  # in the next step, or the one after
     said = runs.run(plan, tmp_path)
     assert f"resuming from checkpoint-{first - 1}" in said
-    runs.assert_same_steps(whole, tmp_path, start=1, first=first)
+    if layout == "lora":
+        runs.assert_same_telemetry(whole, tmp_path)
+        assert not list(whole.glob("trace-*"))  # which has no dropout
+    else:
+        runs.assert_same_steps(whole, tmp_path, start=1, first=first)
     ends = [folder / "run" / f"checkpoint-{LAST}" for folder in (whole, tmp_path)]
     assert runs.assert_same_checkpoints(*ends) > 100
     assert (ends[0] / "rng_state_1.pth").exists()
@@ -99,3 +107,52 @@ def test_another_layout_goes_on_with_the_same_samples_within_rounding(
     assert {row.quantity for row in found.rows if row.step == LAST} >= {"loss", "logged_loss", "weights"}
     assert found.failing() == []
     assert not (other / "run" / "universal").exists()  # a checkpoint of the new layout has followed
+
+
+def converted(source: Path, target: Path, form: str) -> str:
+    done = CliRunner().invoke(group, ["ckpt", "convert", str(source), str(target), "--to", form])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.mark.parametrize("layout", ["zero1", "zero3", "fsdp", "ddp", "zero3-lora"])
+def test_the_weights_of_a_checkpoint_are_an_ordinary_model(
+    layout: str, straight: Callable[[str], Path], tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file
+
+    run = straight(layout)
+    said = converted(run / "run" / f"checkpoint-{SAVED}", tmp_path / "model", "hugging-face")
+    adapters = layout == "zero3-lora"
+    assert ("149,504" if adapters else "804,992") in said
+    found = load_file(tmp_path / "model" / ("adapter_model.safetensors" if adapters else "model.safetensors"))
+    traced = runs.trace_of(run, 0).arrays("w", SAVED)
+    plain = {name.replace(".default.", "."): array for name, array in traced.items()}
+    assert found.keys() == plain.keys()
+    assert all(np.array_equal(found[name].numpy(), plain[name]) for name in plain)
+    if not adapters:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+        assert sum(parameter.numel() for parameter in model.parameters()) == finetune_runs.PARAMETERS
+        assert AutoTokenizer.from_pretrained(tmp_path / "model").pad_token_id is not None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+
+
+def test_a_universal_form_that_was_made_before_is_taken_as_it_is(
+    straight: Callable[[str], Path], shared: Path, tmp_path: Path
+) -> None:
+    whole = straight("zero2")
+    (tmp_path / "run").mkdir()
+    runs.give(whole, tmp_path, SAVED)
+    source = tmp_path / "run" / f"checkpoint-{SAVED}"
+    said = converted(source, tmp_path / "run" / "universal" / source.name, "deepspeed-universal")
+    assert "from ZeRO stage 2 on 2 ranks" in said and "host memory on a node of 8" in said
+    made = (tmp_path / "run" / "universal" / source.name / "manifest.json").stat()
+    start = resume.find(plan_of(shared, "zero3", 4), tmp_path / "run")
+    assert start is not None and start.converted and start.path == tmp_path / "run" / "universal" / source.name
+    assert (start.path / "manifest.json").stat() == made
+    universal = tmp_path / "weights"
+    converted(start.path, universal, "hugging-face")
+    converted(source, tmp_path / "same", "hugging-face")
+    assert (universal / "model.safetensors").read_bytes() == (tmp_path / "same" / "model.safetensors").read_bytes()

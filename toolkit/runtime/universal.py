@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import io
 import os
 import shutil
@@ -70,6 +71,11 @@ def shards(checkpoint: Path) -> tuple[int, list[Path]]:
         what += [f"the bytes of {', '.join(empty)}"] if empty else []
         raise ToolkitError(f"{folder} lacks {' and '.join(what)}", remedy="choose an older checkpoint")
     return len(numbers), [numbers[rank] for rank in sorted(numbers)]
+
+
+def mark(checkpoint: Path) -> str:
+    """Tells this checkpoint from one of the same name that is written later."""
+    return hashlib.sha256((checkpoint / MANIFEST).read_bytes()).hexdigest()
 
 
 def convert(checkpoint: Path, target: Path, workers: int = 1) -> dict[str, Any]:

@@ -139,12 +139,13 @@ def _of_deepspeed(checkpoint: Path) -> dict[str, Any]:
 
 
 def _of_fsdp(folder: Path) -> dict[str, Any]:
-    from torch.distributed.checkpoint import FileSystemReader
     from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
     state: dict[str, Any] = {}
-    _load_state_dict(state, FileSystemReader(folder), planner=_EmptyStateDictLoadPlanner(), no_dist=True)
+    planner = _EmptyStateDictLoadPlanner()  # type: ignore[no-untyped-call]
+    _load_state_dict(state, FileSystemReader(folder), planner=planner, no_dist=True)
     return dict(state.get("model", state))
 
 
@@ -164,9 +165,13 @@ def _require_model(checkpoint: Path, weights: dict[str, Any]) -> None:
 
     config = AutoConfig.from_pretrained(checkpoint)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    tied = set(getattr(model, "all_tied_weights_keys", None) or getattr(model, "_tied_weights_keys", None) or ())
+    tied = (
+        set(getattr(model, "_tied_weights_keys", None) or ())
+        if getattr(config, "tie_word_embeddings", False)
+        else set()
+    )
     with Problems() as problems:
         for name in sorted(wanted.keys() - weights.keys() - tied):
             problems.add(f"{checkpoint} lacks {name}", "it would be drawn at random by whoever loads it")

@@ -1,0 +1,201 @@
+"""``toolkit ckpt convert``: a checkpoint in another form, in a fresh folder that is there whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from toolkit.errors import ToolkitError
+
+UNIVERSAL, HUGGING_FACE, MEGATRON = "deepspeed-universal", "hugging-face", "megatron"
+KINDS = {
+    "deepspeed": "a checkpoint of DeepSpeed",
+    "universal": "a universal checkpoint of DeepSpeed",
+    "megatron": "a distributed checkpoint of megatron-core",
+    "fsdp": "a sharded checkpoint of FSDP",
+    "adapters": "a folder of adapters",
+    "hugging-face": "a Hugging Face folder, or a checkpoint of DDP",
+}
+REFUSED = {
+    (UNIVERSAL, "universal"): ("it is one already", "load it as it is"),
+    (UNIVERSAL, "megatron"): (
+        "that form is DeepSpeed's own",
+        "a distributed checkpoint of megatron-core loads at any degrees as it is: start the plan that has them",
+    ),
+    (UNIVERSAL, "fsdp"): ("that form is DeepSpeed's own", "shards of FSDP load on any number of ranks as they are"),
+    (UNIVERSAL, "adapters"): ("it has no states of an optimizer", "give the checkpoint-N of the run"),
+    (UNIVERSAL, "hugging-face"): (
+        "it has no states of DeepSpeed's optimizer",
+        "DDP's load on any number of ranks as they are",
+    ),
+    (MEGATRON, "megatron"): ("it is one already", "load it as it is, at any degrees"),
+    (MEGATRON, "adapters"): ("Megatron's program trains no adapters", "write the merged model: train with --merge"),
+}
+TWO_STEPS = "convert it --to hugging-face first, and what that writes --to megatron"
+
+
+@click.command("convert")
+@click.argument("source", metavar="SRC", type=click.Path(path_type=Path))
+@click.argument("target", metavar="DST", type=click.Path(path_type=Path))
+@click.option("--to", "form", type=click.Choice([UNIVERSAL, HUGGING_FACE, MEGATRON]), required=True)
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16", "float16"]),
+    help="Of the weights (hugging-face); default: as the run writes them.",
+)
+@click.option("--workers", type=click.IntRange(1, 64), default=1, show_default=True, help="Processes of DeepSpeed's.")
+@click.option(
+    "--ranks-per-node",
+    type=click.IntRange(1, 1024),
+    default=8,
+    show_default=True,
+    help="Of the run to come, for what loading takes.",
+)
+@click.option("--force", is_flag=True, help="Replace DST.")
+def command(
+    source: Path, target: Path, form: str, dtype: str | None, workers: int, ranks_per_node: int, force: bool
+) -> None:
+    """Write the checkpoint SRC in another form to DST.
+
+    deepspeed-universal: any number of ranks and any of the ZeRO stages 1 to 3 can load it (the training program does
+    this by itself). hugging-face: what from_pretrained reads, of adapters what peft reads. megatron: a distributed
+    checkpoint, from a Hugging Face folder.
+
+    \b
+    toolkit ckpt convert run/checkpoint-500 model --to hugging-face
+    toolkit ckpt convert run/checkpoint-500 universal-500 --to deepspeed-universal
+    """
+    kind = _kind(source)
+    _refuse(source, kind, form)
+    if target.exists() and not force:
+        raise ToolkitError(f"{target} exists", remedy="give another DST, or --force")
+    if source.resolve() == target.resolve() or target.resolve() in source.resolve().parents:
+        raise ToolkitError(f"{target} holds {source} or is it", remedy="give another DST")
+    if dtype and (form != HUGGING_FACE or kind == "megatron"):
+        raise ToolkitError(f"--dtype does not go with --to {form} from {KINDS[kind]}", remedy="leave it out")
+    whole = _verified(source)
+    if not whole:
+        click.echo(f"note: {source} has no manifest: nobody knows whether it is whole", err=True)
+    if form == HUGGING_FACE and kind == "megatron":
+        return _program("to-hf", source, target, force)
+    if form == MEGATRON:
+        return _program("to-megatron", source, target, force)
+    partial = target.with_name(f".{target.name}.partial.{os.getpid()}")
+    shutil.rmtree(partial, ignore_errors=True)
+    # inside of a folder of its own: a commit also moves the pointer beside the checkpoint
+    made = partial / target.name
+    made.mkdir(parents=True)
+    try:
+        _write(form, source, made, dtype or "", workers, ranks_per_node)
+        if target.exists():
+            _remove(target)
+        made.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _kind(source: Path) -> str:
+    from toolkit.runtime.weights import kind_of
+
+    if not source.is_dir():
+        raise ToolkitError(
+            f"{source} is not a folder", remedy="give the checkpoint-N of a run, or a Hugging Face folder"
+        )
+    kind = kind_of(source)
+    if not kind:
+        raise ToolkitError(
+            f"{source} is no checkpoint that can be converted: none of {', '.join(KINDS.values())}",
+            remedy="toolkit ckpt list DIR shows the checkpoints of a run",
+        )
+    return kind
+
+
+def _refuse(source: Path, kind: str, form: str) -> None:
+    reason = REFUSED.get((form, kind))
+    if reason is None and form == MEGATRON and kind != "hugging-face":
+        reason = ("it is not in names that the converter reads", TWO_STEPS)
+    if reason is not None:
+        raise ToolkitError(f"{source} is {KINDS[kind]}: {reason[0]}", remedy=reason[1])
+
+
+def _verified(source: Path) -> bool:
+    """Whether a manifest vouches for it; raises ToolkitError with the damaged files."""
+    from toolkit.runtime import checkpoint
+
+    if not (source / checkpoint.MANIFEST).is_file():
+        return False
+    damage = [each for each in checkpoint.verify(source) if each.fatal]
+    if damage:
+        raise ToolkitError(
+            f"{source} is damaged: {'; '.join(f'{each.file} is {each.kind} ({each.text})' for each in damage)}",
+            remedy="choose an older checkpoint: toolkit ckpt list shows them",
+        )
+    return True
+
+
+def _write(form: str, source: Path, made: Path, dtype: str, workers: int, ranks_per_node: int) -> None:
+    if form == HUGGING_FACE:
+        from toolkit.runtime import weights
+
+        found = weights.hugging_face(source, made, dtype)
+        what = "adapters" if found["adapters"] else "weights"
+        click.echo(f"{found['tensors']} tensors of {what}, {found['parameters']:,} parameters in {found['dtype']}")
+        return
+    from toolkit.runtime import checkpoint, universal
+
+    facts: dict[str, Any] = {"step": _step(source)}
+    if (source / checkpoint.MANIFEST).is_file():
+        facts = checkpoint.facts(source) | {"made_from": universal.mark(source)}
+    found = universal.convert(source, made, workers)
+    checkpoint.commit(made, facts)
+    for line in _said(source, found, ranks_per_node):
+        click.echo(line)
+
+
+def _said(source: Path, found: dict[str, Any], ranks_per_node: int) -> list[str]:
+    from toolkit.estimate.loading import OPTIMIZER_BYTES, elastic_loading_bytes
+    from toolkit.runtime import universal
+    from toolkit.units import format_bytes
+
+    shard_bytes = sum(path.stat().st_size for path in universal.shards(source)[1])
+    needed = elastic_loading_bytes(float(ranks_per_node), shard_bytes / OPTIMIZER_BYTES)
+    return [
+        f"from ZeRO stage {found['zero_stage']} on {found['ranks']} ranks to a form that any number of ranks at stages"
+        f" 1 to 3 can load; {format_bytes(shard_bytes)} of optimizer states, a tensor at a time",
+        f"an elastic load of the same would read all of it on every rank: {format_bytes(needed)} of host memory on a"
+        f" node of {ranks_per_node}",
+        'other programs: "checkpoint": {"load_universal": true} in the DeepSpeed file, and DST to resume from; with'
+        " DeepSpeed 0.19.8 at stage 3 they must mend the optimizer's steps and weight decay (docs/checkpoints.md)",
+    ]
+
+
+def _step(source: Path) -> int:
+    from toolkit.runtime import universal
+
+    digits = "".join(filter(str.isdigit, universal.tag_of(source)))
+    return int(digits) if digits else 0
+
+
+def _program(command: str, source: Path, target: Path, force: bool) -> None:
+    """The converter of the pretraining program, in a process of its own: it must set up megatron-core before torch."""
+    start = [sys.executable, "-m", "recipes.pretrain.convert", command, str(source), "--out", str(target)]
+    root = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run([*start, *(["--force"] if force else [])], env=os.environ | {"PYTHONPATH": path})
+    if done.returncode:
+        sys.exit(done.returncode)
+
+
+def _remove(target: Path) -> None:
+    from toolkit.runtime import checkpoint
+
+    if target.is_dir():
+        checkpoint.discard(target)
+    else:
+        target.unlink()
