@@ -88,7 +88,9 @@ def batch_norms(model: Any) -> list[str]:
     return [
         name
         for name, module in model.named_modules()
-        if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm)
+        if isinstance(module, _BatchNorm)
+        and not isinstance(module, SyncBatchNorm)
+        and not getattr(module, "synchronised", False)
     ]
 
 

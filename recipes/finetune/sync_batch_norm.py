@@ -15,8 +15,16 @@ from torch.distributed.nn import functional as collectives
 from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
 
 
-class SyncOnProcessors(SyncBatchNorm):
-    """``y = (x - mean)/sqrt(var + eps) w + b`` with mean and variance over the samples of every rank."""
+class SyncOnProcessors(_BatchNorm):
+    """``y = (x - mean)/sqrt(var + eps) w + b`` with mean and variance over the samples of every rank.
+
+    Not a SyncBatchNorm to torch, whose DDP refuses those on processors.
+    """
+
+    synchronised = True
+
+    def _check_input_dim(self, input: torch.Tensor) -> None:
+        """Any number of dimensions from 2 on."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Sums over the ranks in training; in evaluation the running statistics, as ever."""
@@ -50,16 +58,16 @@ def _added(values: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def _alone(module: SyncBatchNorm, values: torch.Tensor) -> torch.Tensor:
+def _alone(module: _BatchNorm, values: torch.Tensor) -> torch.Tensor:
     out: torch.Tensor = _BatchNorm.forward(module, values)
     return out
 
 
 def convert(model: Any, on_processors: bool) -> Any:
     """The model with each BatchNorm of it synchronised, the same parameters and statistics; others stay."""
-    model = SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
-    if on_processors:
-        for module in model.modules():
-            if type(module) is SyncBatchNorm:
-                module.__class__ = SyncOnProcessors
+    if not on_processors:
+        return SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+    for module in model.modules():
+        if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm):
+            module.__class__ = SyncOnProcessors
     return model

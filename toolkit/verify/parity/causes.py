@@ -149,7 +149,7 @@ def _common_factor(seen: Evidence) -> str:
         return ""
     factors = np.array([row.factor for row in rows])
     factor = float(np.median(factors))
-    if np.abs(factors / factor - 1.0).max() > SAME:
+    if np.abs(factors / factor - 1.0).max() > SAME or abs(factor - 1.0) <= SAME / 10.0:
         return ""
     strategy = seen.strategy
     tokens = sum(count for _, count in seen.other.micro_batches(seen.step))
@@ -325,8 +325,8 @@ def _stage(seen: Evidence) -> str:
 RULES: tuple[Callable[[Evidence], str], ...] = (
     _forward,
     _normalisation,
-    _common_factor,
     _short_gradients,
+    _common_factor,
     _balance,
     _kinds,
     _lost_reduction,
