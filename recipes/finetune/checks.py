@@ -13,7 +13,9 @@ from recipes.finetune.on_this_machine import PAGED
 from recipes.schedule import SCHEDULES
 from toolkit import strategy as strategies
 from toolkit.errors import Problems
+from toolkit.estimate.loading import elastic_loading_bytes
 from toolkit.plan import Plan
+from toolkit.units import format_bytes
 
 FRAMEWORKS = ("ddp", "deepspeed", "fsdp")
 OPTIMIZERS = ("adamw", "adamw_unfused", "adamw_paged", "adamw_8bit", "adamw_8bit_paged", "sgd")
@@ -171,6 +173,14 @@ def _check_ds_sections(problems: Problems, plan: Plan, ds_config: dict[str, Any]
                 f"ds_config: {section}.device is {device or 'absent'}, the plan's offload is {offload}",
                 AGAIN,
             )
+    if _look_up(ds_config, "zero_optimization.elastic_checkpoint"):
+        ranks = min(plan.cluster.gpus_per_node, plan.cluster.num_gpus)
+        needed = format_bytes(elastic_loading_bytes(1.0 * ranks, plan.total_parameters))
+        problems.add(
+            "ds_config: zero_optimization.elastic_checkpoint is on: every rank would read the optimizer's shards of"
+            f" all, {needed} of host memory on a node of {ranks}; DeepSpeed 0.19.8 refuses other ranks all the same",
+            "leave it out: the program goes on with any number of ranks by itself",
+        )
     if "optimizer" in ds_config:
         _expect(problems, ds_config, "optimizer.params.lr", contract.learning_rate)
         _expect(problems, ds_config, "optimizer.params.betas", [contract.adam_beta1, contract.adam_beta2])

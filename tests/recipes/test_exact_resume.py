@@ -18,6 +18,7 @@ from tests import resumed_runs as runs
 from tests.resumed_runs import LAST, SAVED
 from toolkit.cli.main import group
 from toolkit.plan import Plan
+from toolkit.runtime import checkpoint
 from toolkit.runtime.telemetry import read_steps
 from toolkit.verify.parity.compare import compare
 
@@ -156,3 +157,27 @@ def test_a_universal_form_that_was_made_before_is_taken_as_it_is(
     converted(start.path, universal, "hugging-face")
     converted(source, tmp_path / "same", "hugging-face")
     assert (universal / "model.safetensors").read_bytes() == (tmp_path / "same" / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("lost", "said"),
+    [
+        ("optimizer.pt", "the optimizer's states are those after 0 steps, the checkpoint was saved after 3"),
+        ("scheduler.pt", "the learning rate's schedule stands at step 0, the checkpoint was saved after 3"),
+    ],
+)
+def test_what_the_trainer_would_leave_out_in_silence_ends_the_run(
+    lost: str, said: str, straight: Callable[[str], Path], shared: Path, tmp_path: Path
+) -> None:
+    """It loads optimizer and schedule only where both files are there, and trains on without a word."""
+    whole = straight("ddp")
+    (tmp_path / "run").mkdir()
+    runs.give(whole, tmp_path, SAVED)
+    source = tmp_path / "run" / f"checkpoint-{SAVED}"
+    (source / lost).unlink()
+    checkpoint.commit(source, checkpoint.facts(source))  # as if it had never been there
+    process = runs.launch(plan_of(shared, "ddp", 1), tmp_path)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 2, output
+    assert f"error: {said}" in output and "Traceback" not in output
+    assert len(read_steps(tmp_path / "run")) == SAVED  # not one step was made
