@@ -1,6 +1,9 @@
 """DPO on CPU ranks: it starts at ln 2, learns what is preferred, survives a stop; log probabilities are the model's."""
 
+import json
 import math
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -76,6 +79,18 @@ def test_adapters_learn_against_the_model_without_them(tmp_path: Path) -> None:
     steps = finetune_runs.steps(made, tmp_path, "--max-steps=6")
     assert steps[0].loss == pytest.approx(math.log(2.0), abs=1e-6)
     assert steps[-1].loss is not None and steps[-1].loss < 0.6 and (steps[-1].reward_margin or 0.0) > 0.1
+
+
+def test_ranks_together_are_one_device() -> None:
+    """The pairs, loss, gradients and weights of two ranks on ZeRO-2 against those of one process."""
+    words = ("parity", "tiny-dpo", "--cluster", "local-cpu", "--against", "zero2", "--steps", "2", "--json")
+    done = subprocess.run(
+        [sys.executable, "-m", "toolkit", *words], capture_output=True, text=True, env=finetune_runs.environment()
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (pair,) = json.loads(done.stdout)["pairs"]
+    assert pair["verdict"] == "pass" and pair["workers"] == 2
+    assert set(pair["checks"].values()) == {"ok"}
 
 
 def trainer(folder: Path, **contract: Any) -> Any:
