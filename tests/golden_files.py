@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from tests import plans, recipe_table, residual_table, worked_example
+from tests import plans, recipe_table, residual_table, rules_table, worked_example
 from toolkit import plan as plan_module
 from toolkit.emit import accelerate, deepspeed, megatron, script, slurm
 from toolkit.emit.bundle import bundle, to_json
@@ -162,6 +162,8 @@ def write() -> list[str]:
     if before != after:
         worked_example.MATHS.write_text(after)
         changed.append(str(worked_example.MATHS.relative_to(ROOT)))
+    if rules_table.write():
+        changed.append(str(rules_table.PAGE.relative_to(ROOT)))
     if recipe_table.write():
         changed.append(str(recipe_table.README.relative_to(ROOT)))
     for name in sorted(committed() - wanted.keys()):

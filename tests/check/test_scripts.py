@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import rules_table
 from toolkit.check.directives import directives
 from toolkit.check.facts import Facts
 from toolkit.check.rules import RULES
@@ -137,6 +138,50 @@ def test_one_fault_in_it_is_found_where_it_is(right: str, wrong: str, code: str)
     assert all(each.why and each.remedy and each.source and each.where for each in found)
 
 
+@pytest.mark.parametrize(
+    ("body", "code", "there"),
+    [
+        ("export NCCL_TIMEOUT=180000", "environment", True),
+        ("export NCCL_IB_TIMEOUT=120", "environment", True),
+        ("export NCCL_IB_TIMEOUT=22", "environment", False),
+        ("export SLURM_NTASKS=16", "environment", True),
+        ("srun --ntasks=1 monitor &\nsrun --ntasks-per-node=8 python t.py", "steps-wait", True),
+        ("srun --overlap --ntasks=1 monitor &\nsrun --ntasks-per-node=8 python t.py", "steps-wait", False),
+        ("srun -w n1 ray start &\nsrun -w n2 ray start &\nwait", "steps-wait", False),
+        ("srun accelerate launch --num_machines 2 --num_processes 16 t.py", "rendezvous-missing", True),
+        ("srun accelerate launch --num_machines 2 --main_process_ip $H t.py", "rendezvous-missing", True),
+        ("srun accelerate launch --num_machines 2 --main_process_ip $H --rdzv_backend c10d t.py", "rendezvous-missing",
+         False),
+        ("srun bash -c 'torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=$H:$P --rdzv_id=$RANDOM t.py'",
+         "random-port", True),
+        ("srun torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=$H:$P --rdzv_id=$RANDOM t.py", "random-port",
+         False),
+        ("MASTER_ADDR=$(hostname)\nsrun bash -c \"torchrun --nnodes=2 --node_rank=\\$SLURM_NODEID"
+         " --master_addr=$MASTER_ADDR t.py\"", "master-address", False),
+        ("MASTER_ADDR=$(hostname)\nsrun bash -c \"torchrun --nnodes=2 --node_rank=\\$SLURM_NODEID"
+         " --master_addr=$MASTER_ADDR t.py\"", "expanded-early", False),
+        ("IFS=',' read -ra hosts <<< \"$SLURM_JOB_NODELIST\"", "node-list", True),
+        ("hosts=(${SLURM_JOB_NODELIST//,/ })", "node-list", True),
+        ("hosts=($(scontrol show hostnames $SLURM_JOB_NODELIST))", "node-list", False),
+        ("echo $SLURM_JOB_NODELIST | tee nodes.txt", "node-list", False),
+    ],
+)  # fmt: skip
+def test_lines_of_a_job_of_two_nodes(body: str, code: str, there: bool) -> None:
+    assert (code in codes(f"{HEAD}#SBATCH --ntasks-per-node=1\n{body}\n")) == there, codes(HEAD + body)
+
+
+def test_what_a_shell_put_in_is_not_expanded_again_by_the_next() -> None:
+    text = (
+        HEAD
+        + """#SBATCH --ntasks-per-node=1
+set -eo pipefail
+L="torchrun --rdzv_endpoint $(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1):$PORT --nnodes 2"
+srun bash -c "$L t.py"
+"""
+    )
+    assert len([each for each in told(text) if each.code == "head-pipe"]) == 1
+
+
 def test_dos_lines_and_a_byte_order_mark() -> None:
     assert "line-ends" in codes(TEMPLATE.replace("\n", "\r\n"))
     assert "shebang" in codes("\ufeff" + TEMPLATE)
@@ -165,6 +210,12 @@ def test_only_lines_before_the_first_command_are_directives() -> None:
     assert (found.late, found.almost, found.lines["nodes"]) == ([7], [], 4)
 
 
+def test_the_beginning_of_an_option_is_that_option_where_no_other_begins_so() -> None:
+    found = directives("#!/bin/bash\n#SBATCH --err=e.txt --tasks-per-node=4\n#SBATCH --gpu=1\n")
+    assert found.options == {"error": "e.txt", "ntasks-per-node": "4", "gpu": "1"}
+    assert found.strange == [(3, "gpu")]
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [("30", 1800), ("30:15", 1815), ("24:00:00", 86400), ("1-0", 86400), ("1-12:30", 131400), ("2-00:00:01", 172801),
@@ -172,6 +223,10 @@ def test_only_lines_before_the_first_command_are_directives() -> None:
 )  # fmt: skip
 def test_time_limits(text: str, seconds: int) -> None:
     assert limit_seconds(text) == seconds
+
+
+def test_the_page_of_rules_is_theirs() -> None:
+    assert rules_table.PAGE.read_text() == rules_table.rendered(), "python -m tests.rules_table"
 
 
 def test_every_rule_says_why_and_where_it_was_seen() -> None:

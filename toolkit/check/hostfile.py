@@ -161,7 +161,7 @@ def launcher_findings(
         yield from _file(script, launch, hostfiles, exists)
         yield from _filters(launch, hostfiles)
         visible = [a for a in script.assignments if a.name == "CUDA_VISIBLE_DEVICES" and a.text]
-        told = {"include", "exclude", "num_gpus", "num_nodes", "hostfile"} & launch.options.keys()
+        told = {"include", "exclude", "num_gpus", "num_nodes"} & launch.options.keys()
         if visible and told:
             yield finding(
                 "visible-devices",

@@ -57,8 +57,16 @@ def near(name: str) -> str:
 
 
 def is_option(name: str) -> bool:
-    """Whether sbatch or srun have it; a beginning that only one option has is that option."""
+    """Whether sbatch or srun have it."""
     return name in FLAGS or name in VALUED
+
+
+def _whole(name: str) -> str:
+    """The option that an unambiguous beginning stands for, as getopt_long takes it."""
+    if is_option(name) or not name:
+        return name
+    begun = [option for option in sorted(FLAGS | VALUED) if option.startswith(name)]
+    return begun[0] if len(begun) == 1 else name
 
 
 def read(words: Sequence[str]) -> tuple[dict[str, str], list[str], list[str]]:
@@ -76,7 +84,7 @@ def read(words: Sequence[str]) -> tuple[dict[str, str], list[str], list[str]]:
             break
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
-            name = SYNONYMS.get(name, name)
+            name = _whole(SYNONYMS.get(name, name))
             if not is_option(name):
                 strange.append(name)
             if not equals and name not in FLAGS and at < len(words) and is_option(name):

@@ -113,7 +113,7 @@ RULES: dict[str, Rule] = {
         SEEN,
     ),
     "rendezvous-id": Rule(WARNING, "two jobs with the same id and endpoint are one", SEEN),
-    "random-port": Rule(ERROR, "every node draws another port, and they never meet", "bash(1), RANDOM"),
+    "random-port": Rule(ERROR, "every node draws another, and they never meet", "bash(1), RANDOM"),
     "master-address": Rule(ERROR, "each node names itself, so they never meet", TORCH),
     "interface": Rule(ERROR, "the loopback interface reaches no other node", "NCCL user guide, NCCL_SOCKET_IFNAME"),
     "node-list": Rule(
@@ -124,6 +124,12 @@ RULES: dict[str, Rule] = {
         "head closes the pipe, scontrol dies of SIGPIPE, and pipefail ends the script: now and then on small jobs,"
         " always on large ones",
         SEEN,
+    ),
+    "environment": Rule(WARNING, "nothing reads it, so it changes nothing", "torch 2.13; NCCL user guide, 2.27"),
+    "steps-wait": Rule(
+        WARNING,
+        "since 20.11 a step has its CPUs, memory and GPUs for itself: the second waits until the first has ended",
+        SRUN,
     ),
     "elastic-restart": Rule(
         WARNING, "after a restart workers read addresses of the last round: 3 of 3 restarts on two nodes failed", SEEN

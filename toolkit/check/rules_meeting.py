@@ -28,7 +28,8 @@ def meeting_findings(script: Script, found: list[Launch], facts: Facts) -> Itera
     several = nodes is None or nodes > 1
     for launch in found:
         yield from _flags(script, launch, several)
-    yield from _ports(script, found, facts)
+        yield from _accelerate(script, launch)
+    yield from _ports(script, found, facts, several)
     yield from _addresses(script, found, several)
     yield from _node_lists(script)
     yield from _pipes(script)
@@ -101,7 +102,29 @@ def _flags(script: Script, launch: Launch, several: bool) -> Iterator[Finding]:
             )
 
 
-def _ports(script: Script, found: list[Launch], facts: Facts) -> Iterator[Finding]:
+def _accelerate(script: Script, launch: Launch) -> Iterator[Finding]:
+    """Several machines want an address and, without c10d, a rank of each; a configuration file may give both."""
+    machines = launch.options.get("num_machines", "1")
+    if launch.kind != "accelerate" or machines.strip() == "1" or "config_file" in launch.options:
+        return
+    told = f"--num_machines={shown(machines)}"
+    if "main_process_ip" not in launch.options:
+        yield finding(
+            "rendezvous-missing",
+            f"{told} without --main_process_ip",
+            '--main_process_ip "$MASTER_ADDR" --main_process_port "$MASTER_PORT"',
+            line=launch.line,
+        )
+    elif "machine_rank" not in launch.options and "c10d" not in launch.options.get("rdzv_backend", ""):
+        yield finding(
+            "rendezvous-missing",
+            f"{told} without --machine_rank: every machine is 0",
+            "--rdzv_backend=c10d, or --machine_rank=$SLURM_NODEID in the srun'd shell",
+            line=launch.line,
+        )
+
+
+def _ports(script: Script, found: list[Launch], facts: Facts, several: bool) -> Iterator[Finding]:
     told: set[str] = set()
     shared = script.is_batch and not _whole_nodes(script, facts)
     severity = ERROR if shared else ""
@@ -120,6 +143,7 @@ def _ports(script: Script, found: list[Launch], facts: Facts) -> Iterator[Findin
             texts.append((f"--rdzv_endpoint={shown(endpoint)}", port, launch.line, place))
         if launch.kind == "torchrun" and not {"rdzv_endpoint", "master_port", "standalone"} & launch.options.keys():
             named = any(each.name == "PET_MASTER_PORT" for each in script.assignments)
+            named = named or (several and launch.options.get("nnodes", "1") != "1")  # told as having no address
             if script.is_batch and not named:
                 message, remedy = "torchrun without a port takes 29500", f"{MODULO}; --standalone on one node"
                 yield finding("fixed-port", message, remedy, line=launch.line, severity=severity)
@@ -134,6 +158,9 @@ def _ports(script: Script, found: list[Launch], facts: Facts) -> Iterator[Findin
             )
     for launch in found:
         name = launch.options.get("rdzv_id", "")
+        if any("RANDOM" in part and where == NODE for where, part in unknown(name)):
+            message, remedy = f"--rdzv_id={shown(name)} is drawn on each node", "--rdzv_id=$SLURM_JOB_ID"
+            yield finding("random-port", message, remedy, line=launch.line)
         if whole(name) is not None and script.is_batch and "c10d" in launch.options.get("rdzv_backend", ""):
             yield finding(
                 "rendezvous-id",
@@ -213,7 +240,7 @@ def _pipes(script: Script) -> Iterator[Finding]:
         return
     for call in script.calls:
         short = [name for name in call.pipe if name == "head"]
-        if call.name == "scontrol" and "hostnames" in call.words and short:
+        if call.name == "scontrol" and {"hostnames", "hostname"} & set(call.words) and short:
             yield finding(
                 "head-pipe",
                 "scontrol show hostnames | head under set -eo pipefail",

@@ -89,6 +89,9 @@ def _preparation(script: Script, found: list[Launch], facts: Facts) -> Iterator[
             value = launch.arguments.get(option, "")
             if not stated and whole(value) is not None:
                 stated, line, name = int(value) * seconds, launch.line, f"--{option} gives"
+    for each in script.assignments:
+        if each.name == "DEEPSPEED_TIMEOUT" and not stated and whole(each.text):
+            stated, line, name = int(each.text) * 60.0, each.line, "DEEPSPEED_TIMEOUT gives"
     limit = stated or NCCL_SECONDS
     if need <= limit:
         return

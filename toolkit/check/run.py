@@ -11,6 +11,7 @@ from toolkit.check.commands import Script
 from toolkit.check.facts import Facts
 from toolkit.check.launchers import launches
 from toolkit.check.rules import finding
+from toolkit.check.rules_environment import environment_findings, step_findings
 from toolkit.check.rules_meeting import meeting_findings
 from toolkit.check.rules_ranks import rank_findings
 from toolkit.check.rules_signals import signal_findings
@@ -106,6 +107,7 @@ def check_script(script: Script, facts: Facts, exists: Exists, hostfiles: Mappin
         found += device_findings(script, head, place, launch, script.head.line("gpus-per-task", "gpu-bind"))
     found += rank_findings(script, launched, facts)
     found += meeting_findings(script, launched, facts)
+    found += [*environment_findings(script), *step_findings(script)]
     found += signal_findings(script, launched, facts)
     found += size_findings(script, launched, facts)
     found += hostfile.launcher_findings(script, launched, hostfiles, exists)

@@ -14,13 +14,17 @@ from collections.abc import Iterator
 BATCH, NODE = 0, 1  # the shell of the batch script; a shell that a step started on a node
 _OPEN, _CLOSE = "\ue000", "\ue001"  # private-use characters: no script has them, and no parser minds them
 MARK = re.compile(f"{_OPEN}([01]):(.*?){_CLOSE}", re.DOTALL)
-_FIELD = re.compile(f"(?:{_OPEN}.*?{_CLOSE}|[^\\s{_OPEN}])+", re.DOTALL)
+_HIDDEN = {letter: 0xE100 + letter for letter in range(128) if not chr(letter).isalnum()}
+_FOUND = {hidden: letter for letter, hidden in _HIDDEN.items()}
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 def mark(place: int, what: str) -> str:
-    """What a shell expands to something that cannot be known from the script."""
-    return f"{_OPEN}{place}:{what}{_CLOSE}"
+    """What a shell expands to something that cannot be known from the script.
+
+    Its text is written in private-use characters too: the next shell that reads it must find nothing to expand there.
+    """
+    return f"{_OPEN}{place}:{what.translate(_HIDDEN)}{_CLOSE}"
 
 
 def is_known(text: str) -> bool:
@@ -30,13 +34,18 @@ def is_known(text: str) -> bool:
 
 def shown(text: str) -> str:
     """As a person writes it: ``$NAME`` and ``$(command)`` where the unknown stands."""
-    return MARK.sub(lambda found: found[2] if found[2].startswith("$") else f"${found[2]}", text)
+
+    def one(found: re.Match[str]) -> str:
+        what = found[2].translate(_FOUND)
+        return what if what.startswith("$") else f"${what}"
+
+    return MARK.sub(one, text)
 
 
 def unknown(text: str) -> Iterator[tuple[int, str]]:
     """Place and text of each unknown part."""
     for found in MARK.finditer(text):
-        yield int(found[1]), found[2]
+        yield int(found[1]), found[2].translate(_FOUND)
 
 
 def variables(text: str, place: int | None = None) -> list[str]:
@@ -47,12 +56,13 @@ def variables(text: str, place: int | None = None) -> list[str]:
 def only_variable(text: str) -> str:
     """The variable's name where the text is one unknown variable and nothing else, else empty."""
     found = MARK.fullmatch(text)
-    return found[2] if found and _NAME.fullmatch(found[2]) else ""
+    name = found[2].translate(_FOUND) if found else ""
+    return name if _NAME.fullmatch(name) else ""
 
 
 def split(text: str) -> list[str]:
     """Fields at white space outside of marks, as an unquoted expansion is split."""
-    return _FIELD.findall(text)
+    return text.split()
 
 
 def whole(text: str) -> int | None:
