@@ -10,8 +10,8 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "rules.md"
 HEAD = """# What `toolkit check` looks for
 
 `toolkit check FILE...` reads launch scripts (sbatch and bash: srun, torchrun, accelerate, deepspeed) and DeepSpeed
-hostfiles, and runs nothing of them. Scripts are read by the grammar of bash and expanded as a shell would, as far as the
-text tells: what a variable holds, what is expanded in the batch shell and what on each node, what `srun`, `bash -c`,
+hostfiles, and runs nothing of them. Scripts are read by the grammar of bash and expanded as a shell would, as far as
+the text tells: what a variable holds, what is expanded in the batch shell and what on each node, what `srun`, `bash -c`,
 `eval` and scripts written by a heredoc start. It does not read what a script sources, nor values that only running
 tells. Every finding has file and line, what is wrong, what happens otherwise, what to write instead, and where that was
 seen. The severity below is the usual one; where less or more is known it is another.
