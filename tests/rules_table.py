@@ -11,10 +11,10 @@ HEAD = """# What `toolkit check` looks for
 
 `toolkit check FILE...` reads launch scripts (sbatch and bash: srun, torchrun, accelerate, deepspeed) and DeepSpeed
 hostfiles, and runs nothing of them. Scripts are read by the grammar of bash and expanded as a shell would, as far as
-the text tells: what a variable holds, what is expanded in the batch shell and what on each node, what `srun`, `bash -c`,
-`eval` and scripts written by a heredoc start. It does not read what a script sources, nor values that only running
-tells. Every finding has file and line, what is wrong, what happens otherwise, what to write instead, and where that was
-seen. The severity below is the usual one; where less or more is known it is another.
+the text tells: what a variable holds, what is expanded in the batch shell and what on each node, what `srun`,
+`bash -c`, `eval` and scripts written by a heredoc start. It does not read what a script sources, nor values that only
+running tells. Every finding has file and line, what is wrong, what happens otherwise, what to write instead, and where
+that was seen. The severity below is the usual one; where less or more is known it is another.
 
 Facts that make it say more: `--cluster` or `--gpus-per-node` (and `--max-gpus-per-node`, a site's cap on a job),
 `--gpus`, `--node-cpus`, `--step-seconds` and `--save-seconds` (the time before the kill), `--samples` and
