@@ -5,7 +5,7 @@ real processes, the fault, what a power cut takes, then three questions: is the 
 older than before, are there as many valid ones as must be, and does the run, started again, reach the right end and
 leave nothing behind?
 
-    python -m tests.kill_points [--ranks 2 4] [--kinds kill ...] [--scenarios TEXT] [--gloo] [--each]
+    python -m tests.kill_points [--ranks 2 4] [--kinds kill ...] [--scenarios TEXT] [--gloo] [--each] [--write]
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import collections
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from tests.killing import faults, program, ranks
 from tests.killing.faults import Fault, Journal
 from toolkit.runtime import checkpoint
 
+PAGE = Path(__file__).parents[1] / "docs" / "checkpoints.md"
 HOSTS = {2: ["a", "a"], 4: ["a", "a", "b", "b"]}
 
 
@@ -189,7 +191,7 @@ def summary(rows: list[Result]) -> list[str]:
     groups: dict[tuple[str, str], list[Result]] = collections.defaultdict(list)
     for row in rows:
         groups[row.scenario, row.kind].append(row)
-    lines = ["| scenario | fault | injected | newest valid after: older / new | resumed and ended right | lost |"]
+    lines = ["| scenario | fault | injected | newest valid after it | resumed and ended right | lost |"]
     lines.append("|---|---|---:|---|---:|---:|")
     for (scenario, kind), mine in groups.items():
         newest = collections.Counter(row.newest_after.removesuffix(".old") for row in mine)
@@ -201,6 +203,29 @@ def summary(rows: list[Result]) -> list[str]:
     return lines
 
 
+def points(rows: list[Result]) -> list[str]:
+    """Every operation of rank 0 and the last rank in one save, with what a kill before it leaves."""
+    lines = ["| rank | killed before | newest valid | resumed from | result |", "|---:|---|---|---|---|"]
+    for row in rows:
+        operation = re.sub(r"\.\d+$", ".PID", row.operation)
+        result = "; ".join(row.problems) or "nothing lost"
+        lines.append(
+            f"| {row.rank} | {row.number} `{operation}` | {row.newest_after} | {row.resumed_from} | {result} |"
+        )
+    return lines
+
+
+def write_page(rows: list[Result]) -> None:
+    """Put both tables into docs/checkpoints.md, between its markers."""
+    third = [row for row in rows if (row.scenario, row.ranks, row.kind) == (SCENARIOS[1].name, 2, "kill")]
+    text = PAGE.read_text()
+    for name, lines in (("faults", summary(rows)), ("points", points(third))):
+        begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+        before, _, rest = text.partition(begin)
+        text = before + begin + "\n".join(lines) + "\n" + end + rest.partition(end)[2]
+    PAGE.write_text(text)
+
+
 def main() -> int:
     """Print the table; exit code 1 if anything was lost."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -209,6 +234,7 @@ def main() -> int:
     parser.add_argument("--scenarios", default="", help="only those whose name holds this")
     parser.add_argument("--gloo", action="store_true", help="ranks talk over torch.distributed")
     parser.add_argument("--each", action="store_true", help="print every row")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/checkpoints.md")
     options = parser.parse_args()
     started, rows = time.perf_counter(), []
     if options.gloo:
@@ -222,6 +248,8 @@ def main() -> int:
                 f" | {row.newest_after} | {row.resumed_from} | {'; '.join(row.problems) or 'nothing lost'}"
             )
     print("\n".join(summary(rows)))
+    if options.write:
+        write_page(rows)
     print(f"{len(rows)} faults in {time.perf_counter() - started:.0f} s", file=sys.stderr)
     return int(any(row.problems for row in rows))
 

@@ -38,9 +38,9 @@ class Saves:
         with saver.stalling():
             self._finish_writing()
             target = saver.begin(step)
-            random_states.save(target, torch.distributed.get_rank())
             known = runs.facts(self.plan) | {"step": step} | facts
             request = checkpoints.write(self.plan, target, self.built, step, self._queue is not None)
+            random_states.save(target, torch.distributed.get_rank())
             if request is None:
                 saver.commit(target, known)
             else:

@@ -40,6 +40,8 @@ def test_every_fault_at_every_operation_on_two_and_four_ranks() -> None:
     found = rows([2, 4], faults.KINDS, kill_points.SCENARIOS)
     assert len(found) > 1000
     assert {row.kind for row in found} == set(faults.KINDS)
+    page = kill_points.PAGE.read_text()
+    assert "\n".join(kill_points.summary(found)) in page, "run: python -m tests.kill_points --write"
 
 
 @pytest.mark.slow

@@ -32,6 +32,7 @@ COMMANDS = {
         "toolkit.cli.profile",
         "Run a recipe on one device, measured beside predicted, and write its calibration.",
     ),
+    "ckpt": ("toolkit.cli.ckpt", "List, verify and prune checkpoints of any framework; which one to go on from."),
     "models": ("toolkit.cli.models", "List models, or count the parameters of one."),
     "accelerators": ("toolkit.cli.accelerators", "List accelerators with the source of their figures, or show one."),
     "clusters": ("toolkit.cli.clusters", "List named clusters, or show one."),

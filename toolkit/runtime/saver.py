@@ -105,9 +105,11 @@ class Saver:
         checkpoint.commit(path, known, self.group, self._require)
         if self.durable:
             self._upload(path)
-        if self.group.rank == 0:
-            checkpoint.prune(self.directory, self.keep, self.keep_every)
-        self.group.share(None)
+        sums.on_first(self._prune, self.group, self.directory)
+
+    def _prune(self) -> None:
+        self._require()
+        checkpoint.prune(self.directory, self.keep, self.keep_every)
 
     def _upload(self, path: Path) -> None:
         """Storage that is not there for a while must not end the run: the next checkpoint makes up for it."""

@@ -1,0 +1,25 @@
+"""The pretraining program with a disk so slow that every asynchronous write takes some steps: ``SLOW_SECONDS`` each."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
+
+from recipes import program
+from recipes.pretrain import train
+
+write = FileSystemWriterAsync.write_preloaded_data_multiproc
+
+
+def slowly(*positional: Any, **keywords: Any) -> Any:
+    """In the forked process."""
+    time.sleep(float(os.environ["SLOW_SECONDS"]))
+    return write(*positional, **keywords)
+
+
+if __name__ == "__main__":
+    FileSystemWriterAsync.write_preloaded_data_multiproc = staticmethod(slowly)
+    program.leave(train.main())
