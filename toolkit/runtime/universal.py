@@ -130,7 +130,7 @@ def _complete(folder: Path, first_shard: Path) -> int:
 
     path = folder / "zero" / "optimizer_state.pt"
     common, shard = load(path), load(first_shard)["optimizer_state_dict"]
-    stage = int(shard["zero_stage"])
+    stage = int(shard.get("zero_stage", 1))  # BF16_Optimizer, of stage 1 with sums in float32, does not tell
     inner = shard["optimizer_state_dict"] if stage == 3 else shard["base_optimizer_state"]
     step = inner["state"][0]["step"]
     groups = [{key: value for key, value in group.items() if key != "params"} for group in inner["param_groups"]]
