@@ -12,6 +12,7 @@ from toolkit.check.facts import Facts
 from toolkit.check.rules import RULES
 from toolkit.check.rules_signals import limit_seconds
 from toolkit.check.run import check
+from toolkit.errors import ToolkitError
 from toolkit.finding import Finding
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -242,6 +243,17 @@ def test_nothing_that_can_be_read_is_too_odd(text: str) -> None:
     for name in ("a.sh", "hostfile", "b.sbatch"):
         told(text, name=name)
         told("#SBATCH --nodes=2\n" + text, name=name)
+
+
+def test_a_script_that_doubles_its_text_and_one_nested_without_end() -> None:
+    assert told("#!/bin/bash\na=xxxxxxxx\n" + "a=$a$a\n" * 200 + "echo $a\n", name="run.sh") == []
+    with pytest.raises(ToolkitError, match="nested too deeply"):
+        told("#!/bin/bash\necho " + "$(" * 3000 + ")" * 3000, name="run.sh")
+
+
+def test_letters_that_are_no_ascii_and_quotes_that_do_not_close() -> None:
+    for text in ("echo '\u00e9", 'echo "\u00e9', "echo \ue000x\ue001", "[ ] && x", "if [ ]; then x; fi"):
+        told(text, name="run.sh")
 
 
 def test_a_script_that_starts_itself_ends() -> None:

@@ -58,7 +58,8 @@ class Branches:
     def of_if(self, node: Node) -> list[Node] | None:
         """The commands of ``if [ "$a" = b ]`` that run; None where that is not known."""
         condition = node.child_by_field_name("condition")
-        test = condition.named_children[0] if condition is not None and condition.type == "test_command" else None
+        tested = condition is not None and condition.type == "test_command" and condition.named_children
+        test = condition.named_children[0] if tested else None
         if test is None or test.type != "binary_expression" or len(test.named_children) < 2:  # noqa: PLR2004
             return None
         left, right = test.child_by_field_name("left"), test.child_by_field_name("right")

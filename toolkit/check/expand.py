@@ -38,7 +38,7 @@ class Expander:
 
     def raw(self, node: Node) -> str:
         """The node's own text."""
-        return self.source[node.start_byte : node.end_byte].decode()
+        return self.source[node.start_byte : node.end_byte].decode(errors="replace")
 
     def fields(self, node: Node) -> list[str]:
         """The words that one word becomes: an unquoted variable may be several, an array is."""
@@ -91,7 +91,7 @@ class Expander:
         return " ".join(value) if isinstance(value, list) else value
 
     def _literal(self, start: int, end: int, quoted: bool) -> str:
-        text = self.source[max(start, 0) : max(end, start)].decode()
+        text = self.source[max(start, 0) : max(end, start)].decode(errors="replace")
         if quoted:
             return re.sub(r'\\([$`"\\\n])', lambda found: "" if found[1] == "\n" else found[1], text)
         return re.sub(r"\\(.)", lambda found: "" if found[1] == "\n" else found[1], text, flags=re.DOTALL)

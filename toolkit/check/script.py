@@ -15,7 +15,8 @@ from toolkit.check.branches import Branches, parsed
 from toolkit.check.commands import Assignment, Call, Script, Step
 from toolkit.check.directives import directives
 from toolkit.check.expand import Expander, Node, Value
-from toolkit.check.text import BATCH, NODE, mark, whole
+from toolkit.check.text import BATCH, NODE, mark, plain, whole
+from toolkit.errors import ToolkitError
 
 SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
 PREFIXES = {"exec": 0, "command": 0, "nohup": 0, "time": 0, "setsid": 0, "stdbuf": 0, "nice": 0, "timeout": 1, "env": 0}
@@ -23,14 +24,18 @@ CARRIERS = ("singularity", "apptainer", "docker", "podman", "shifter", "nsys", "
             "poetry", "taskset", "ssh", "pdsh", "clush", "xargs", "parallel")  # fmt: skip
 STARTED = ("torchrun", "torchrun_script", "deepspeed", "accelerate", "ft_launcher", "python", "python3", *SHELLS)
 MOST_NESTED = 6
+MOST_LETTERS = 100_000  # of a value
 
 
 def read(name: str, text: str, others: Mapping[str, str] | None = None) -> Script:
     """A script; ``others`` are scripts that it may start, by their file's name."""
     script = Script(name, text, directives(text))
-    clean = text.replace("\r\n", "\n").removeprefix("\ufeff")
+    clean = plain(text.replace("\r\n", "\n").removeprefix("\ufeff"))
     walker = _Walker(script, clean, BATCH, script.values, None, 0, dict(others or {}), 0)
-    walker.walk_all(note_errors=True)
+    try:
+        walker.walk_all(note_errors=True)
+    except RecursionError as error:
+        raise ToolkitError(f"{name} is nested too deeply to be read", remedy="give scripts and hostfiles") from error
     return script
 
 
@@ -106,6 +111,8 @@ class _Walker:
                 if child.type in ("command_substitution", "string", "concatenation", "array"):
                     self.walk(child, True)
                     break
+        if sum(map(len, found)) > MOST_LETTERS:  # a script that doubles its own text
+            found = mark(self.place, name)
         before = self.values.get(name)
         if more and isinstance(before, list):
             found = [*before, *(found if isinstance(found, list) else [found])]

@@ -19,6 +19,11 @@ _FOUND = {hidden: letter for letter, hidden in _HIDDEN.items()}
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
 
+def plain(text: str) -> str:
+    """The text of a file, without the characters that marks are made of."""
+    return re.sub("[\ue000-\ue1ff]", "?", text)
+
+
 def mark(place: int, what: str) -> str:
     """What a shell expands to something that cannot be known from the script.
 
