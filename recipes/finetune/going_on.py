@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from recipes import continuity
 from recipes.resume import Start
+from toolkit.errors import Problems
 from toolkit.plan import Plan
 from toolkit.record import StepRecord
 from toolkit.schedule import learning_rate
@@ -28,6 +30,8 @@ class GoOn(TrainerCallback):
         if self.start is None:
             return
         contract = self.plan.contract
+        if self.plan.strategy.framework == "ddp" and contract.method == "full":
+            require_names(self.start.path, self.trainer.model)
         counted: list[int | None] = list(continuity.optimizer_steps(self.trainer.optimizer))
         if contract.optimizer not in WITHOUT_STEPS and not counted and self.plan.strategy.framework != "deepspeed":
             counted = [0]  # its states come with the first step: there are none, so none have been restored
@@ -56,3 +60,20 @@ class GoOn(TrainerCallback):
             sentence = continuity.jump(self.before, first, self.plan.model.vocab_size)
             if sentence:
                 self.say(f"warning: {sentence}", flush=True)
+
+
+def require_names(checkpoint: Path, model: Any) -> None:
+    """Raise ToolkitError unless a checkpoint's weights are the model's: the Trainer loads what fits and goes on."""
+    from safetensors import safe_open
+
+    held: set[str] = set()
+    for path in checkpoint.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            held |= set(file.keys())
+    tied = set(getattr(model, "_tied_weights_keys", None) or ()) if model.config.tie_word_embeddings else set()
+    wanted = set(model.state_dict())
+    with Problems() as problems:
+        for name in sorted(wanted - held - tied):
+            problems.add(f"{checkpoint} lacks {name}", "it would keep its first, untrained value: choose another one")
+        for name in sorted(held - wanted):
+            problems.add(f"{checkpoint} holds {name}, which the model does not have", "it is of another model")

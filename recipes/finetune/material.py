@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from recipes import program, waiting
 from recipes.finetune import chat, data, preferences, preparation
+from recipes.resume import Start
+from toolkit.errors import ToolkitError
 from toolkit.plan import Plan
+from toolkit.runtime.telemetry import write_durably
 
 
 class Material(NamedTuple):
@@ -52,9 +56,33 @@ def read(plan: Plan, tokenizer: Any, pad: int, folder: Path, rank: int, workers:
 
 
 def identity(plan: Plan, folder: Path) -> str:
-    """Tells this material from any other: the name under which its tokens are kept."""
+    """SHA-256 of the tokens themselves, read once; what files they are made of, and when those were written, is not in.
+
+    Of rank 0: the others, who have no use for it, get an empty text.
+    """
+    if program.place()[0]:
+        return ""
     kind = preferences if plan.contract.objective == "dpo" else data
-    return kind.cache_folder(folder, plan.contract).name
+    cache = kind.cache_folder(folder, plan.contract)
+    note = cache / "sha256"
+    if not note.is_file():
+        total = hashlib.sha256()
+        for path in sorted(each for each in cache.iterdir() if each.is_file() and each.suffix != ".json"):
+            with path.open("rb", buffering=0) as file:
+                while piece := file.read(8 * 2**20):
+                    total.update(piece)
+        write_durably(note, total.hexdigest().encode())
+    return note.read_text()
+
+
+def require_same(plan: Plan, folder: Path, start: Start) -> None:
+    """Raise ToolkitError where a run would go on with other tokens than it was saved with; for every rank to call."""
+    saved, now = (start.facts.get("data") or {}).get("sha256", ""), identity(plan, folder)
+    if saved and now and saved != now:
+        raise ToolkitError(
+            f"{start.path} was trained on other tokens than {plan.contract.dataset!r} now has",
+            remedy="restore the data, or start anew in another --output-dir",
+        )
 
 
 def _sequences(plan: Plan, cache: Path, counts: dict[str, int], remark: str) -> Material:

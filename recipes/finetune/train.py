@@ -19,7 +19,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from recipes import program, resume, schedule
+from recipes import program, ranks, resume, schedule
 from recipes.finetune import arguments, checks, libraries, material, padding, result
 from recipes.finetune import model as models
 from toolkit import plan as plans
@@ -42,7 +42,9 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--merge", action="store_true", help="at the end, write the base with its adapters merged in")
     parser.add_argument(
-        "--sync-batch-norm", action="store_true", help="BatchNorm, where the model has some, over the samples of all ranks"
+        "--sync-batch-norm",
+        action="store_true",
+        help="BatchNorm, where the model has some, over the samples of all ranks",
     )
     return program.told(run, parser.parse_args(argv))
 
@@ -124,8 +126,11 @@ def _train(
         say(sentence)
     total = schedule.total_steps(plan.contract, read.training)
     last = training.max_steps = min(total, options.max_steps) if options.max_steps > 0 else total
-    start_from_durable(folder, options.durable, together.group())
-    start = resume.find(plan, folder, together.group())
+    everybody = together.group()
+    start_from_durable(folder, options.durable, everybody)
+    start = resume.find(plan, folder, everybody)
+    if start:
+        ranks.everywhere(lambda: material.require_same(plan, folder, start), everybody)
     if start and start.step >= last < total:
         say(f"{folder / start.name} is at step {start.step} already, --max-steps is {last}", flush=True)
         return 0

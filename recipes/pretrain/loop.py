@@ -13,7 +13,7 @@ from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import unwrap_model
 
-from recipes import resume, schedule
+from recipes import continuity, resume, schedule
 from recipes.finetune.model import load_tokenizer
 from recipes.pretrain import checkpoints, data, evaluation, forward, model, saving
 from recipes.pretrain.config import CoreConfig, learning_rate_contract
@@ -26,7 +26,7 @@ from toolkit.plan import Plan
 from toolkit.record import StepRecord
 from toolkit.runtime import checkpoint
 from toolkit.runtime.signals import StopRequest, stopped_exit_code
-from toolkit.runtime.telemetry import Telemetry, run_record, write_durably
+from toolkit.runtime.telemetry import STEPS, Telemetry, read_steps, run_record, write_durably
 
 
 def train(
@@ -57,6 +57,7 @@ def train(
     )
     say(f"output: {folder}" + (f", {resume.describe(start)}" if start else ""), flush=True)
     record = run_record(plan.name, plan_text, torch.distributed.get_world_size(), machine.name)
+    before = read_steps(folder) if start and (folder / STEPS).exists() else []
     telemetry = Telemetry(folder, record, rank)
     if options.trace is not None:
         from recipes.pretrain import trace
@@ -108,6 +109,8 @@ def train(
         )
         telemetry.step(written)
         reports.step(written)
+        if step == done + 1 and (sentence := continuity.jump(before, written, plan.model.vocab_size)):
+            say(f"warning: {sentence}", flush=True)
         say(f"step {step}/{total}  loss {loss:.4f}  learning rate {rate:.3g}  {written.seconds:.2f} s", flush=True)
         stopped = stop.agreed(machine.device, step)
         saved = stopped or step == last or (options.save_steps > 0 and step % options.save_steps == 0)

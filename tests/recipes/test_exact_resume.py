@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -32,7 +33,10 @@ LAYOUTS = {
     "lora": {"framework": "ddp", "method": "lora", "lora_dropout": 0.1},
     "zero3-lora": {"zero": 3, "method": "lora"},
     "fsdp": {"framework": "fsdp"},
+    "tied-zero3": {"zero": 3},
+    "tied-zero2": {"zero": 2},
 }
+TIED = finetune_runs.PARAMETERS - 260 * 128  # embeddings and head are one
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +46,11 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def plan_of(shared: Path, layout: str, ranks: int = 2) -> Plan:
     settings = runs.settings(shared) | {"precision": "fp32", "sequence_length": runs.WIDTH}
-    return finetune_runs.tiny_plan(ranks=ranks, micro_batch=2, **(settings | LAYOUTS[layout]))
+    made = finetune_runs.tiny_plan(ranks=ranks, micro_batch=2, **(settings | LAYOUTS[layout]))
+    if layout.startswith("tied"):
+        model = msgspec.structs.replace(made.model, tie_word_embeddings=True)
+        made = msgspec.structs.replace(made, model=model, total_parameters=TIED)
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +91,7 @@ def test_a_killed_run_is_the_one_that_was_not(
         ("zero3", "zero1", 1, "universal"),
         ("zero1", "zero2", 4, "universal"),
         ("zero3-lora", "zero3-lora", 1, "universal"),
+        ("tied-zero3", "tied-zero2", 1, "universal"),
         ("ddp", "ddp", 1, ""),
         ("fsdp", "fsdp", 4, ""),
     ],
@@ -116,7 +125,7 @@ def converted(source: Path, target: Path, form: str) -> str:
     return done.output
 
 
-@pytest.mark.parametrize("layout", ["zero1", "zero3", "fsdp", "ddp", "zero3-lora"])
+@pytest.mark.parametrize("layout", ["zero1", "zero3", "fsdp", "ddp", "zero3-lora", "tied-zero3"])
 def test_the_weights_of_a_checkpoint_are_an_ordinary_model(
     layout: str, straight: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -125,7 +134,8 @@ def test_the_weights_of_a_checkpoint_are_an_ordinary_model(
     run = straight(layout)
     said = converted(run / "run" / f"checkpoint-{SAVED}", tmp_path / "model", "hugging-face")
     adapters = layout == "zero3-lora"
-    assert ("149,504" if adapters else "804,992") in said
+    parameters = TIED if layout == "tied-zero3" else finetune_runs.PARAMETERS
+    assert f"{149_504 if adapters else parameters:,} parameters" in said
     found = load_file(tmp_path / "model" / ("adapter_model.safetensors" if adapters else "model.safetensors"))
     traced = runs.trace_of(run, 0).arrays("w", SAVED)
     plain = {name.replace(".default.", "."): array for name, array in traced.items()}
@@ -135,7 +145,7 @@ def test_the_weights_of_a_checkpoint_are_an_ordinary_model(
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
-        assert sum(parameter.numel() for parameter in model.parameters()) == finetune_runs.PARAMETERS
+        assert sum(parameter.numel() for parameter in model.parameters()) == parameters
         assert AutoTokenizer.from_pretrained(tmp_path / "model").pad_token_id is not None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
 
@@ -159,25 +169,60 @@ def test_a_universal_form_that_was_made_before_is_taken_as_it_is(
     assert (universal / "model.safetensors").read_bytes() == (tmp_path / "same" / "model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("lost", "said"),
-    [
-        ("optimizer.pt", "the optimizer's states are those after 0 steps, the checkpoint was saved after 3"),
-        ("scheduler.pt", "the learning rate's schedule stands at step 0, the checkpoint was saved after 3"),
-    ],
-)
-def test_what_the_trainer_would_leave_out_in_silence_ends_the_run(
-    lost: str, said: str, straight: Callable[[str], Path], shared: Path, tmp_path: Path
-) -> None:
-    """It loads optimizer and schedule only where both files are there, and trains on without a word."""
-    whole = straight("ddp")
-    (tmp_path / "run").mkdir()
-    runs.give(whole, tmp_path, SAVED)
-    source = tmp_path / "run" / f"checkpoint-{SAVED}"
-    (source / lost).unlink()
-    checkpoint.commit(source, checkpoint.facts(source))  # as if it had never been there
-    process = runs.launch(plan_of(shared, "ddp", 1), tmp_path)
+def altered(whole: Path, folder: Path, change: Callable[[Path], None]) -> Path:
+    """A run's folder whose checkpoint was changed and declared whole again: as if it had been saved so."""
+    (folder / "run").mkdir(parents=True)
+    runs.give(whole, folder, SAVED)
+    source = folder / "run" / f"checkpoint-{SAVED}"
+    facts = checkpoint.facts(source)
+    change(source)
+    checkpoint.commit(source, facts)
+    return folder
+
+
+def refused(plan: Plan, folder: Path, said: str) -> None:
+    process = runs.launch(plan, folder)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 2, output
     assert f"error: {said}" in output and "Traceback" not in output
-    assert len(read_steps(tmp_path / "run")) == SAVED  # not one step was made
+    assert len(read_steps(folder / "run")) == SAVED  # not one step was made
+
+
+def without_a_weight(source: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(source / "model.safetensors")
+    del weights["model.layers.2.mlp.up_proj.weight"]
+    save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda source: (source / "optimizer.pt").unlink(),
+            "the optimizer's states are those after 0 steps, the checkpoint was saved after 3",
+        ),
+        (
+            lambda source: (source / "scheduler.pt").unlink(),
+            "the optimizer's states are those after 0 steps",  # without either file the Trainer loads neither
+        ),
+        (without_a_weight, "{run}/checkpoint-3 lacks model.layers.2.mlp.up_proj.weight"),
+    ],
+    ids=["no-optimizer", "no-schedule", "no-weight"],
+)
+def test_what_the_trainer_would_leave_out_in_silence_ends_the_run(
+    change: Callable[[Path], None], said: str, straight: Callable[[str], Path], shared: Path, tmp_path: Path
+) -> None:
+    folder = altered(straight("ddp"), tmp_path / "altered", change)
+    refused(plan_of(shared, "ddp", 1), folder, said.format(run=folder / "run"))
+
+
+def test_other_tokens_under_the_same_name_are_refused(straight: Callable[[str], Path], tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "ddp", 1)  # its text lies elsewhere, so this is another contract: write it as saved
+    text = Path(plan.contract.dataset)
+    text.write_text(text.read_text().replace("shard", "piece"))
+    folder = altered(straight("ddp"), tmp_path / "altered", lambda source: None)
+    source = folder / "run" / f"checkpoint-{SAVED}"
+    checkpoint.commit(source, checkpoint.facts(source) | resume.facts(plan) | {"world_size": 2})
+    refused(plan, folder, f"{source} was trained on other tokens than {plan.contract.dataset!r} now has")

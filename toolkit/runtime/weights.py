@@ -67,7 +67,8 @@ def hugging_face(checkpoint: Path, target: Path, dtype: str = "") -> dict[str, A
     if adapters:
         weights = {_adapter_name(name): tensor for name, tensor in weights.items() if ".lora_" in name}
     else:
-        _require_model(checkpoint, weights)
+        tied = _require_model(checkpoint, weights)
+        weights = {name: tensor for name, tensor in weights.items() if name not in tied}
     rounded: dict[int, Any] = {}  # tied weights are one tensor, and stay one
     for tensor in weights.values():
         if id(tensor) not in rounded:  # a copy: those of DeepSpeed are views of one long tensor
@@ -158,8 +159,11 @@ def _require_whole(checkpoint: Path, weights: dict[str, Any]) -> None:
         )
 
 
-def _require_model(checkpoint: Path, weights: dict[str, Any]) -> None:
-    """Exactly the names and shapes of config.json's model: a loader that is not strict draws what is missing."""
+def _require_model(checkpoint: Path, weights: dict[str, Any]) -> set[str]:
+    """Exactly the names and shapes of config.json's model: a loader that is not strict draws what is missing.
+
+    Returns the names under which a tied weight comes a second time, which no file holds.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -167,7 +171,7 @@ def _require_model(checkpoint: Path, weights: dict[str, Any]) -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    tied = (
+    tied: set[str] = (
         set(getattr(model, "_tied_weights_keys", None) or ())
         if getattr(config, "tie_word_embeddings", False)
         else set()
@@ -180,6 +184,7 @@ def _require_model(checkpoint: Path, weights: dict[str, Any]) -> None:
         for name in sorted(weights.keys() & wanted.keys()):
             if tuple(weights[name].shape) != wanted[name]:
                 problems.add(f"{name} is {tuple(weights[name].shape)}, the model of config.json has {wanted[name]}")
+    return tied
 
 
 def _adapter_name(name: str) -> str:
