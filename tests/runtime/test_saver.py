@@ -1,0 +1,179 @@
+"""Saves in the background and copies in durable storage, without a framework."""
+
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.killing import ranks
+from tests.killing.program import right, shard, state
+from toolkit.errors import ToolkitError
+from toolkit.runtime import checkpoint, durable, lease, manifest, storage
+from toolkit.runtime.lease import Lease
+from toolkit.runtime.saver import Saver, start_from_durable
+from toolkit.runtime.together import ALONE, Group
+
+
+def save(saver: Saver, step: int) -> Path:
+    path = saver.begin(step)
+    part = path / f"part_{saver.group.rank}"
+    part.mkdir()
+    (part / "state.bin").write_bytes(shard(state(step, saver.group.rank)))
+    saver.commit(path, {"step": step})
+    return path
+
+
+def test_keeps_two_and_tells_the_stall_once(tmp_path: Path) -> None:
+    saver = Saver(tmp_path, keep=2, keep_every=4, group=ALONE)
+    for step in range(1, 8):
+        save(saver, step)
+    saver.close()
+    assert [path.name for path in checkpoint.complete(tmp_path)] == ["checkpoint-4", "checkpoint-6", "checkpoint-7"]
+    assert (tmp_path / "latest").read_text() == "checkpoint-7\n"
+    known = manifest.read(tmp_path / "checkpoint-7")
+    assert known.versions["python"] and 0 < known.save_seconds < 10
+    assert saver.take_stall_seconds() > 0 == saver.take_stall_seconds()
+
+
+def test_in_the_background_training_goes_on_and_the_next_save_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, sync = threading.Event(), durable.sync
+
+    def slow(path: Path) -> None:
+        gate.wait(10)
+        sync(path)
+
+    monkeypatch.setattr(durable, "sync", slow)
+    saver = Saver(tmp_path, background=True, group=ALONE)
+    save(saver, 1)
+    assert checkpoint.complete(tmp_path) == []  # training is on, and nothing is committed
+    threading.Timer(0.3, gate.set).start()
+    started = time.monotonic()
+    save(saver, 2)
+    assert time.monotonic() - started > 0.2
+    saver.close()
+    assert [path.name for path in checkpoint.complete(tmp_path)] == ["checkpoint-1", "checkpoint-2"]
+    assert saver.take_stall_seconds() > 0.2
+
+
+def test_an_error_in_the_background_is_told_at_the_next_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    saver = Saver(tmp_path, background=True, group=ALONE)
+    save(saver, 1)
+    saver.wait()
+    monkeypatch.setattr(durable, "sync", broken)
+    save(saver, 2)
+    with pytest.raises(ToolkitError, match="checkpoint-2 could not be saved: rank 0: .*No space left") as error:
+        saver.begin(3)
+    assert "older checkpoints are as they were" in error.value.problems[0].remedy
+    assert [path.name for path in checkpoint.complete(tmp_path)] == ["checkpoint-1"]
+
+
+def test_a_run_that_lost_its_lease_writes_nothing_more(tmp_path: Path) -> None:
+    with Lease(tmp_path, {}, heartbeat_seconds=1000):
+        saver = Saver(tmp_path, group=ALONE)
+        save(saver, 1)
+        path = saver.begin(2)
+        (tmp_path / ".lease.7").write_bytes(b'{"host": "another", "pid": 1}')
+        with pytest.raises(ToolkitError, match="process 1 on another, which took over"):
+            saver.commit(path, {"step": 2})
+        with pytest.raises(ToolkitError, match="took over"):
+            saver.begin(3)
+        assert [each.name for each in checkpoint.complete(tmp_path)] == ["checkpoint-1"]
+    lease.require(tmp_path)  # nobody's here: no error
+
+
+def test_the_manifest_is_the_last_to_arrive_in_durable_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy that is cut off at any of its files is no checkpoint, and the one before stays."""
+    run, far = tmp_path / "run", f"file://{tmp_path}/far"
+    saver = Saver(run, group=ALONE)
+    for step in (1, 2):
+        path = save(saver, step)
+        for extra in ("a", "b"):
+            (path / extra).write_text(extra)  # more files than one
+        checkpoint.commit(path, {"step": step})
+    storage.upload(run / "checkpoint-1", far)
+    original = storage._pump
+    for allowed in range(3):
+        count = iter(range(100))
+
+        def cut(source: object, sink: object, allowed: int = allowed, count: object = count) -> str:
+            if next(count) >= allowed:  # type: ignore[call-overload]
+                raise OSError("the connection is gone")
+            return original(source, sink)
+
+        monkeypatch.setattr(storage, "_pump", cut)
+        with pytest.raises(ToolkitError, match="the connection is gone"):
+            storage.upload(run / "checkpoint-2", far)
+        monkeypatch.setattr(storage, "_pump", original)
+        assert storage.names(far) == ["checkpoint-1", "checkpoint-2"]
+        assert storage.newest(far) == "checkpoint-1"
+    storage.upload(run / "checkpoint-2", far)
+    assert storage.newest(far, deep=True) == "checkpoint-2"
+
+
+def test_storage_that_is_away_for_a_while_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, far = tmp_path / "run", f"file://{tmp_path}/far"
+    saver, upload = Saver(run, durable=far, group=ALONE), storage.upload
+
+    def away(path: Path, url: str, group: Group) -> None:
+        raise ToolkitError(f"{url} is away")
+
+    monkeypatch.setattr(storage, "upload", away)
+    save(saver, 1)
+    saver.wait()
+    assert "is away; it is tried again with the next one" in capsys.readouterr().err
+    monkeypatch.setattr(storage, "upload", upload)
+    save(saver, 2)
+    saver.close()
+    assert storage.names(far) == ["checkpoint-2"]
+    monkeypatch.setattr(storage, "upload", away)
+    save(saver, 3)
+    saver.wait()
+    monkeypatch.setattr(storage, "upload", upload)
+    saver.close()  # the end of the run: once more
+    assert storage.newest(far) == "checkpoint-3"
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_two_ranks_begin_from_durable_storage(tmp_path: Path, damaged: bool) -> None:
+    """Also where the newest copy has a flipped byte: its size is right, and it is found out on the way."""
+    run, far = tmp_path / "run", f"file://{tmp_path}/far"
+
+    def train(group: Group) -> None:
+        saver = Saver(run, durable=far, group=group)
+        for step in (1, 2):
+            save(saver, step)
+        saver.close()
+
+    assert ranks.run(train, ["a", "b"]) == [0, 0]
+    shutil.rmtree(run)
+    if damaged:
+        victim = tmp_path / "far" / "checkpoint-2" / "part_1" / "state.bin"
+        victim.write_bytes(bytes([victim.read_bytes()[0] ^ 1]) + victim.read_bytes()[1:])
+
+    def resume(group: Group) -> None:
+        if group.rank == 0:
+            run.mkdir()
+        group.share(None)
+        name = start_from_durable(run, far, group)
+        newest = checkpoint.newest_valid(run, group)
+        (tmp_path / f"got-{group.rank}").write_text(f"{name} {newest and newest.name}")
+
+    assert ranks.run(resume, ["a", "b"]) == [0, 0]
+    wanted = "checkpoint-1" if damaged else "checkpoint-2"
+    assert {(tmp_path / f"got-{rank}").read_text() for rank in range(2)} == {f"{wanted} {wanted}"}
+    assert right(run / wanted, 2)
+
+
+def test_a_url_that_nothing_knows(tmp_path: Path) -> None:
+    with pytest.raises(ToolkitError, match="nowhere://x"):
+        storage.names("nowhere://x")
+    assert start_from_durable(tmp_path, "", ALONE) is None
