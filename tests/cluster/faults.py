@@ -31,6 +31,8 @@ AT_STEP = 13
 TORCHRUN, SRUN = "torchrun", "srun"
 DDP = ("tiny", "--framework", "ddp")
 MEGATRON = ("tiny-pretrain",)
+# Slurm looks at time limits every 30 s, and warns up to a minute early
+NEAR_ITS_LIMIT = ("--time=1", "--signal=B:USR1@10")
 ECC = ("RuntimeError", "CUDA error: uncorrectable ECC error encountered")
 
 
@@ -43,7 +45,7 @@ class Fault:
     launcher: str = TORCHRUN
     recipe: tuple[str, ...] = DDP
     at_step: int = AT_STEP  # 0: as soon as the job script runs
-    limit: str = "00:10:00"
+    options: tuple[str, ...] = ()  # of sbatch
     trouble: dict | None = None
     mend: Callable[[Cluster, Run], None] | None = None
     state: str = "COMPLETED"
@@ -138,7 +140,7 @@ FAULTS = (
     Fault("a node is cut off", cut, mend=plug_in, mode="netns"),
     Fault("preempted", preempt, most_lost=0),
     Fault("preempted", preempt, SRUN, MEGATRON, most_lost=0),
-    Fault("the time limit is near", nothing, limit="00:01:00", trouble={"slow": 0.4}, most_lost=0),
+    Fault("the time limit is near", nothing, options=NEAR_ITS_LIMIT, trouble={"slow": 1.0}, most_lost=0),
     Fault("asked to stop at start-up", usr1_to_the_script, at_step=0, most_lost=0),
     Fault("SIGTERM to the processes", term_to_the_ranks, SRUN, most_lost=0),
     Fault(
@@ -168,23 +170,23 @@ def reference(cluster: Cluster, folder: Path, recipe: tuple[str, ...]) -> list[S
 
 def inject(cluster: Cluster, folder: Path, fault: Fault, undisturbed: list[StepRecord]) -> Row:
     """One run with one fault, from the submission to the end, and that everything is as before."""
-    runs.emit(folder, *fault.recipe, launcher=fault.launcher, limit=fault.limit)
+    runs.emit(folder, *fault.recipe, launcher=fault.launcher)
     if fault.trouble:
         (folder / "trouble.json").write_text(json.dumps(fault.trouble))
-    run = Run(cluster, folder, "--save-steps", str(SAVE_STEPS))
+    run = Run(cluster, folder, "--save-steps", str(SAVE_STEPS), options=fault.options)
     if fault.at_step and fault.inject is not nothing:
         run.until_step(fault.at_step)
     else:
         run.until(lambda: "start: job" in run.log())
     at, injected, starts = time.monotonic(), run.newest(), run.log().count("\nstart: job")
     fault.inject(cluster, run)
-    detected, back, last = at, at, injected
+    detected, back, last = at, 0.0, injected
     problems = []
     with contextlib.suppress(AssertionError):  # the state of the job is looked at below
         detected = run.until(lambda: noticed(cluster, run), timeout=120)
         last = run.newest()
-        if fault.inject is nothing or not fault.at_step:
-            at, injected = detected, last
+        if fault.inject is nothing:
+            at, injected = detected - (time.time() - (run.output / "steps.jsonl").stat().st_mtime), last
         if fault.state == "COMPLETED":
             run.until(lambda: run.log().count("\nstart: job") > starts, timeout=120)
             count = len(run.lines())
@@ -215,13 +217,16 @@ def inject(cluster: Cluster, folder: Path, fault: Fault, undisturbed: list[StepR
     result = "; ".join(problems) or (
         "finished, the curve is equal" if fault.state == "COMPLETED" else "stopped, the reason is named"
     )
-    return Row(fault.name, fault.launcher, injected, detected - at, back - at, lost, result, said, problems)
+    return Row(
+        fault.name, fault.launcher, injected, detected - at, back - at if back else 0.0, lost, result, said, problems
+    )
 
 
 def noticed(cluster: Cluster, run: Run) -> bool:
     """The script has seen the end of an attempt, or Slurm has taken the job off its nodes."""
     job = run.job(older=0.3)
-    return "\nend: srun returned" in run.log() or job["JobState"] != "RUNNING" or job["Restarts"] != "0"
+    waits = job["JobState"] in ("RUNNING", "PENDING", "CONFIGURING") and job["Restarts"] == "0"
+    return "\nend: srun returned" in run.log() or not waits
 
 
 def repeated(lines: list[dict]) -> int:
@@ -235,7 +240,7 @@ def table(rows: list[Row]) -> str:
     head = f"{'fault':32} {'launcher':9} {'injected':>9} {'detected':>9} {'back':>8} {'lost':>5}  result"
     lines = [head, "-" * len(head)]
     for row in rows:
-        times = f"{row.detected:7.1f} s {row.back:6.1f} s"
+        times = f"{row.detected:7.1f} s {row.back:6.1f} s" if row.back > 0 else f"{row.detected:7.1f} s {'never':>8}"
         lines.append(
             f"{row.name:32} {row.launcher:9} {'step ' + str(row.injected):>9} {times} {row.lost:5}  {row.result}"
         )

@@ -71,10 +71,10 @@ def emit(
 class Run:
     """A job and its output directory."""
 
-    def __init__(self, cluster: Cluster, folder: Path, *arguments: str) -> None:
-        """Submit ``out/train.sbatch`` of the folder; ``arguments`` are the program's."""
+    def __init__(self, cluster: Cluster, folder: Path, *arguments: str, options: tuple[str, ...] = ()) -> None:
+        """Submit ``out/train.sbatch`` of the folder; ``arguments`` are the program's, ``options`` those of sbatch."""
         self.cluster, self.folder, self.output = cluster, folder, folder / "out" / "run"
-        words = ("sbatch", "--parsable", "out/train.sbatch", *arguments)
+        words = ("sbatch", "--parsable", *options, "out/train.sbatch", *arguments)
         self.number = cluster.run(*words, cwd=folder).strip()
         self._looked = 0.0
         self._job = self.job()

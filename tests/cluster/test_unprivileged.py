@@ -54,3 +54,21 @@ def test_an_ordinary_user_can_have_a_cluster(folder):
         done = subprocess.run(as_user(folder / "stop_slurm.sh", place), **keywords)
         assert done.returncode == 0, done.stdout + done.stderr
     assert not list((place / "run").glob("*.pid"))
+
+
+def test_the_owner_of_a_job_may_leave_out_a_node_when_it_is_requeued(cluster, folder):
+    """As emitted scripts do it: an ordinary user, between the requeue and the end of the script."""
+    job = folder / "job.sbatch"
+    job.write_text(
+        f"#!/bin/bash\n#SBATCH --requeue --open-mode=append --output={folder}/out\n"
+        'echo "$SLURM_JOB_NODELIST"\n'
+        '[ "${SLURM_RESTART_COUNT:-0}" = 0 ] || exit 0\n'
+        "trap '' TERM\nscontrol requeue $SLURM_JOB_ID\n"
+        'scontrol update JobId=$SLURM_JOB_ID ExcNodeList="$SLURM_JOB_NODELIST"\n'
+    )
+    number = cluster.run(*as_user("sbatch", "--parsable", job), cwd=folder).strip()
+    done = cluster.wait(number, states={"COMPLETED", "FAILED"})
+    while done["Restarts"] == "0" or done["JobState"] != "COMPLETED":  # the first end is that of the requeue
+        done = cluster.wait(number, states={"COMPLETED", "FAILED"})
+    first, second = [line for line in (folder / "out").read_text().splitlines() if line.startswith("n")]
+    assert {first, second} == {"n1", "n2"} and done["ExcNodeList"] == first

@@ -166,6 +166,24 @@ def test_checkpoints_as_often_as_advised_unless_told_otherwise(cluster: FakeClus
     assert given == [str(steps), "7"]  # the program takes the last one
 
 
+@pytest.mark.parametrize(("code", "bad"), [(0, ""), (76, "n2,n7"), (76, ""), (1, "")])
+def test_a_check_of_the_nodes_before_the_start(cluster: FakeCluster, code: int, bad: str) -> None:
+    check = cluster.directory / "bin" / "check"
+    names = ",\n    ".join(f'"{name}"' for name in filter(None, bad.split(",")))
+    verdict = f'{{\n  "exit_code": {code},\n  "bad_nodes": [\n    {names}\n  ],\n  "nodes": ["n1"]\n}}\n'
+    check.write_text(f"#!/bin/bash\ncat >plan/run/preflight.json <<'X'\n{verdict}X\nexit {code}\n")
+    check.chmod(0o755)
+    text = written(cluster, PLAN)
+    assert text.count("\npreflight=()") == 1  # one line is to be filled in
+    (cluster.directory / "script").write_text(WORDS + "finish")
+    done = cluster.run(text.replace("\npreflight=()", "\npreflight=(check)"), FAKE_TORCHRUN="script")
+    assert (cluster.record / "torchrun.0").exists() == (code == 0)
+    assert requeued(cluster) == bool(bad)
+    if bad:
+        assert f"ExcNodeList={bad}\n" in (cluster.record / "update").read_text()
+    assert done.returncode == (0 if bad or code == 0 else code), done.stderr
+
+
 def test_direct_srun(cluster: FakeCluster) -> None:
     python = cluster.directory / "bin/python3"
     python.write_text(

@@ -1,7 +1,7 @@
 """Trouble that a test orders: on PYTHONPATH by the site's setup command, so that emitted scripts stay as they are.
 
-``trouble.json`` in the directory of submission: ``slow`` is seconds that every step takes more, ``raise`` an exception
-(``error``: type and text) after ``step`` on ``rank``, while it runs on ``node`` (any, if empty).
+``trouble.json`` in the directory of submission: ``slow`` is seconds that every step of the first start takes more,
+``raise`` an exception (``error``: type and text) after ``step`` on ``rank``, while it runs on ``node`` (any, if empty).
 """
 
 import json
@@ -16,7 +16,8 @@ def arrange(trouble):
     agreed, ordered = StopRequest.agreed, trouble.get("raise")
 
     def troubled(self, device="cpu", step=0):
-        time.sleep(trouble.get("slow", 0.0))
+        if "SLURM_RESTART_COUNT" not in os.environ:
+            time.sleep(trouble.get("slow", 0.0))
         here = ordered and ordered.get("node", "") in ("", os.environ.get("SLURMD_NODENAME"))
         if here and (self.rank, step) == (ordered["rank"], ordered["step"]):
             kind, text = ordered["error"]

@@ -71,7 +71,7 @@ run_attempt() {
   rc=0
   if [ "$stop_requested" = 1 ]; then return; fi
   # in the background: the shell runs no trap while it waits for a command in the foreground
-  "${step[@]}" bash -c "$on_each_node" on_each_node "$launcher" "$gpus_per_node" "${launch[@]}" &
+  "${step[@]}" "${container_options[@]}" bash -c "$on_each_node" on_each_node "$launcher" "$gpus_per_node" "${launch[@]}" &
   srun_pid=$!
   if [ "$stop_requested" = 1 ]; then kill -USR1 "$srun_pid" 2>/dev/null || true; fi
   while :; do
@@ -82,7 +82,24 @@ run_attempt() {
   srun_pid=
 }
 
+# Exit code 76: preflight.json in the output directory names bad nodes. Another one: the same on any nodes.
+check_nodes() {
+  local text
+  rc=0
+  "${everywhere[@]}" "${container_options[@]}" "${in_container[@]}" "${preflight[@]}" || rc=$?
+  step_saved=$(saved_step) result=preflight culprits='' cause="the check before the start returned $rc"
+  case $rc in
+    0) return ;;
+    76)
+      text=$(tr -d ' \n"' 2>/dev/null <"$output_directory/preflight.json" || true)
+      if [[ $text =~ bad_nodes:\[([^]]+)\] ]]; then culprits=${BASH_REMATCH[1]//,/ }; fi
+      if [ -n "$culprits" ]; then requeue_without "$culprits"; fi ;;
+  esac
+  give_up "$cause"
+}
+
 attempt=0
+if [ "${#preflight[@]}" -gt 0 ]; then check_nodes; fi
 while :; do
   run_attempt
   judge

@@ -16,6 +16,7 @@ if ! getent hosts "$first_host" >/dev/null; then         # a node name that is n
 fi
 
 everywhere=(srun --overlap --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --export=ALL)
+preflight=()                                             # words of a check, once on every node before the first attempt
 step=(srun --nodes="$nodes" --kill-on-bad-exit=1
   --export=ALL)                                          # also after sbatch --export=NONE
 case $launcher in
@@ -31,12 +32,13 @@ if [ "$cpus" -lt 1 ]; then cpus=1; fi
 step+=(--cpus-per-task="${SLURM_CPUS_PER_TASK:-$cpus}")  # srun does not inherit it (22.05)
 mounts=("$PWD:$PWD" "${container_mounts[@]}")
 in_container=()
+container_options=()
 case ${container_runtime:?} in
   none) ;;
   pyxis)
     # an image's own value of a variable wins over the job's unless pyxis is told the name
     exported+=(TORCH_DISABLE_SHARE_RDZV_TCP_STORE TOOLKIT_ATTEMPT MASTER_ADDR MASTER_PORT)
-    step+=(--container-image="$container_image" --container-mounts="$(IFS=, && echo "${mounts[*]}")"
+    container_options=(--container-image="$container_image" --container-mounts="$(IFS=, && echo "${mounts[*]}")"
       --container-workdir="$PWD" --container-env="$(IFS=, && echo "${exported[*]}")") ;;
   apptainer)
     in_container=(apptainer exec "${container_gpus[@]}" --bind "$(IFS=, && echo "${mounts[*]}")" --pwd "$PWD"
