@@ -5,6 +5,8 @@ what would need random states), so nothing of them is saved.
 """
 
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -119,3 +121,22 @@ def test_there_are_no_random_states_to_lose(tmp_path: Path) -> None:
     for layout in LAYOUTS:
         transformer = core_config(plan_of(tmp_path, layout))["transformer"]
         assert transformer["attention_dropout"] == transformer["hidden_dropout"] == 0.0
+
+
+@pytest.mark.slow
+def test_a_checkpoint_becomes_a_hugging_face_folder_and_that_one_of_megatron_again(
+    straight: Callable[[str], Path], tmp_path: Path
+) -> None:
+    source = straight("dp2-distributed-optimizer") / "run" / f"checkpoint-{SAVED}"
+    for start, target, form in ((source, "model", "hugging-face"), (tmp_path / "model", "again", "megatron")):
+        command = [sys.executable, "-m", "toolkit", "ckpt", "convert", str(start), str(tmp_path / target), "--to", form]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stdout + done.stderr
+    weights, trained = runs.tensors(tmp_path / "again"), runs.tensors(source)
+    assert set(weights) == {name for name in trained if not name.startswith("optimizer.")} and len(weights) == 9
+    assert all(weights[name] == trained[name] for name in weights)  # to the bit
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    head = model.lm_head.weight.detach().numpy().tobytes()  # without the padding of the vocabulary
+    assert len(head) == 4 * MODEL.vocab_size * MODEL.hidden_size and trained["output_layer.weight"].startswith(head)
