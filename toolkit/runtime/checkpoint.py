@@ -18,6 +18,7 @@ end finds it and leaves at once.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,8 +78,9 @@ def commit(
     """
     path = Path(checkpoint)
     group.share(None)  # all have written
+    since = time.perf_counter()
     files = sums.of_all(path, group)
-    made = manifest.make(facts, files)
+    made = manifest.make({"commit_seconds": time.perf_counter() - since} | facts, files)
 
     def write() -> None:
         for folder in sorted({(path / name).parent for name in files} | {path, path.parent}):

@@ -58,7 +58,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     degrees: dict[str, int] = {}  # of AXES
     versions: dict[str, str] = {}  # of the libraries
     saved_at: str = ""  # ISO 8601, UTC
-    save_seconds: float = 0.0  # from the first write to the manifest
+    save_seconds: float = 0.0  # from the first write to the commit
+    commit_seconds: float = 0.0  # of fsync and hashing, all ranks together at once
     more: dict[str, Any] = {}  # what one program alone needs
     files: dict[str, FileEntry] = {}  # by path relative to the checkpoint
 
