@@ -33,6 +33,10 @@ COMMANDS = {
         "Run a recipe on one device, measured beside predicted, and write its calibration.",
     ),
     "ckpt": ("toolkit.cli.ckpt", "List, verify and prune checkpoints of any framework; which one to go on from."),
+    "preflight": (
+        "toolkit.cli.preflight",
+        "Inside a job: are its nodes, storage and network fit for the plan? Names bad nodes.",
+    ),
     "models": ("toolkit.cli.models", "List models, or count the parameters of one."),
     "accelerators": ("toolkit.cli.accelerators", "List accelerators with the source of their figures, or show one."),
     "clusters": ("toolkit.cli.clusters", "List named clusters, or show one."),

@@ -1,0 +1,1 @@
+"""Before training: is each node, the storage and the network between them as the plan supposes?"""

@@ -1,0 +1,178 @@
+"""The output directory as one node sees it: shared, room for the checkpoints, speed of a durable write, its clock.
+
+    bytes needed   = checkpoint * (keep + 1)              one more is there while the next is being written
+    seconds of a save = checkpoint / (sum over nodes of measured bytes/s)    all nodes write at the same time
+
+The speed is that of a file of ``WRITE_BYTES`` (or of ``WRITE_SECONDS``), fsynced: a short write cannot tell what
+caches and quotas do to a long one. Left out: quotas, which no portable call tells.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+from toolkit.runtime.preflight.request import Request
+from toolkit.runtime.preflight.verdict import Trouble
+from toolkit.units import format_bytes, format_seconds
+
+FOLDER = "preflight"  # inside the output directory
+WRITE_BYTES, WRITE_SECONDS, CHUNK = 64 * 2**20, 3.0, 4 * 2**20
+SLOW = 4.0  # times slower than the plan, or than the median node, before it is said
+SHARED_SECONDS = 3.0  # an attribute cache may hide a new file for so long
+CLOCK_WARNING, CLOCK_ERROR = 1.0, 30.0
+
+
+class StorageFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """One node's view; ``error`` is what the file system said, if it refused."""
+
+    free_bytes: float = 0.0
+    free_inodes: int = -1  # -1: the file system has no fixed number
+    bytes_per_second: float = 0.0
+    server_clock_seconds: float = 0.0  # of the file server, minus this node's own
+    shared: bool = True
+    error: str = ""
+
+
+def token_file(request: Request) -> Path:
+    """What the first node writes and the others must see; its name is new for each start."""
+    return Path(request.output_directory) / FOLDER / f"token-{request.run_id}"
+
+
+def facts(request: Request, node: int) -> StorageFacts:
+    """Look and measure; removes what it wrote."""
+    folder = Path(request.output_directory) / FOLDER
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shared = _sees(token_file(request)) if request.nodes > 1 else True
+        space = os.statvfs(folder)
+        speed, clock = _write(folder / f"write-{node}-{os.getpid()}")
+        return StorageFacts(
+            free_bytes=1.0 * space.f_bavail * space.f_frsize,
+            free_inodes=space.f_favail if space.f_files else -1,
+            bytes_per_second=speed,
+            server_clock_seconds=clock,
+            shared=shared,
+        )
+    except OSError as error:
+        return StorageFacts(error=str(error))
+
+
+def _sees(path: Path) -> bool:
+    end = time.monotonic() + SHARED_SECONDS
+    while not path.exists():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def _write(path: Path) -> tuple[float, float]:
+    chunk = os.urandom(CHUNK)  # zeros may be compressed away
+    before, start, written = time.time(), time.perf_counter(), 0
+    try:
+        with path.open("wb", buffering=0) as file:
+            while written < WRITE_BYTES and time.perf_counter() - start < WRITE_SECONDS:
+                written += file.write(chunk)
+            os.fsync(file.fileno())
+            seconds, after = time.perf_counter() - start, time.time()
+            changed = os.fstat(file.fileno()).st_mtime
+    finally:
+        path.unlink(missing_ok=True)
+    # the server's clock said `changed` at some moment between `before` and `after`
+    return written / seconds, changed - min(max(changed, before), after)
+
+
+def judge(request: Request, by_node: dict[str, StorageFacts]) -> list[Trouble]:
+    """Troubles of the nodes, and of the storage that they share."""
+    troubles: list[Trouble] = []
+    space = "delete old runs, give another --output-dir, or keep fewer checkpoints (--keep)"
+    needed = request.checkpoint_bytes * (request.keep + 1)
+    inodes = request.files_of_a_checkpoint * (request.keep + 1)
+    apart = [node for node, found in by_node.items() if not found.error and not found.shared]
+    nobody = len(apart) == len(by_node) - 1 > 1  # then it is no node's fault
+    text = f"{request.output_directory} is not the folder that the first node writes to"
+    mounts = "give an --output-dir on storage that all nodes mount"
+    if nobody:
+        troubles.append(Trouble(check="shared", nodes=(), message=f"on the other nodes {text}", remedy=mounts))
+    for node, found in by_node.items():
+        problems: list[tuple[str, str, str]] = []
+        if found.error:
+            problems.append(("disk", f"cannot write to {request.output_directory}: {found.error}", space))
+        elif not found.shared and not nobody:
+            problems.append(("shared", text, mounts))
+        if not found.error and found.free_bytes < needed:
+            count = f"{request.keep + 1} checkpoints of {format_bytes(request.checkpoint_bytes)}"
+            room = f"{format_bytes(found.free_bytes)} free in {request.output_directory}"
+            problems.append(("disk", f"{room}, {count} need {format_bytes(needed)}", space))
+        if not found.error and 0 <= found.free_inodes < inodes:
+            problems.append(
+                (
+                    "disk",
+                    f"{found.free_inodes:,} more files can be made in {request.output_directory}, "
+                    f"{request.keep + 1} checkpoints have up to {inodes:,}",
+                    space,
+                )
+            )
+        troubles += [Trouble(check=check, nodes=(node,), message=said, remedy=help_) for check, said, help_ in problems]
+        troubles += clock_troubles(node, found.server_clock_seconds, "the file server's")
+    return troubles + _speed(request, {node: found for node, found in by_node.items() if not found.error})
+
+
+def clock_troubles(node: str, seconds: float, whose: str) -> list[Trouble]:
+    """A clock that is off by seconds makes logs and file times of a run contradict one another."""
+    if abs(seconds) < CLOCK_WARNING:
+        return []
+    return [
+        Trouble(
+            check="clock",
+            nodes=(node,),
+            message=f"its clock is {format_seconds(abs(seconds))} {'behind' if seconds > 0 else 'ahead of'} {whose}",
+            remedy="synchronise it (chrony, ntpd)",
+            severity="error" if abs(seconds) >= CLOCK_ERROR else "warning",
+        )
+    ]
+
+
+def save_seconds(request: Request, by_node: dict[str, StorageFacts]) -> float:
+    """Seconds that a save would take at the speed that all nodes had together; 0 where nothing was measured."""
+    together = sum(found.bytes_per_second for found in by_node.values())
+    return request.checkpoint_bytes / together if together else 0.0
+
+
+def _speed(request: Request, by_node: dict[str, StorageFacts]) -> list[Trouble]:
+    troubles = []
+    speeds = sorted(found.bytes_per_second for found in by_node.values())
+    usual = speeds[(len(speeds) - 1) // 2] if speeds else 0.0
+    for node, found in by_node.items():
+        if len(speeds) > 2 and found.bytes_per_second * SLOW < usual:
+            message = f"writes {format_bytes(found.bytes_per_second)}/s, the other nodes {format_bytes(usual)}/s"
+            troubles.append(
+                Trouble(check="storage", nodes=(node,), message=message, remedy="look at its mount and network")
+            )
+    seconds = save_seconds(request, by_node)
+    if request.stop_seconds and seconds > request.stop_seconds:
+        troubles.append(
+            Trouble(
+                check="storage",
+                nodes=(),
+                message=f"a save of {format_bytes(request.checkpoint_bytes)} would take {format_seconds(seconds)} at "
+                f"the speed measured; a job that is asked to stop has {format_seconds(request.stop_seconds)}",
+                remedy="give another --output-dir, or plan with the storage's real bandwidth",
+            )
+        )
+    elif request.checkpoint_seconds and seconds > SLOW * request.checkpoint_seconds:
+        troubles.append(
+            Trouble(
+                check="storage",
+                nodes=(),
+                message=f"a save would take {format_seconds(seconds)}, the plan has "
+                f"{format_seconds(request.checkpoint_seconds)}",
+                remedy="plan with the storage's real bandwidth: the best interval between saves depends on it",
+                severity="warning",
+            )
+        )
+    return troubles
