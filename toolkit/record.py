@@ -18,6 +18,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     slurm_job_id: str = ""
     restart_count: int = 0
     device: str = ""
+    process_started_unix: float = 0.0  # seconds since 1970: before anything was imported; 0: not known
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -31,6 +32,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     gradient_norm: float | None = None
     peak_memory_bytes: int | None = None
     samples_seen: int = 0
+    restart: int = 0  # which start made it: 0 is the first; filled in when it is written, as is the next
+    ended_unix: float = 0.0  # seconds since 1970 when it was written; 0: not known
     save_stall_seconds: float = 0.0  # for which saves have held up training since the step before; not in ``seconds``
     reward_margin: float | None = None  # of pairs: beta times the margin of their log ratios, chosen over rejected
     reward_accuracy: float | None = None  # share of pairs whose margin is more than 0
@@ -43,5 +46,7 @@ class EvaluationRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     held_out_loss: float | None
     tokens: int
     seconds: float
+    restart: int = 0
+    ended_unix: float = 0.0
     reward_margin: float | None = None
     reward_accuracy: float | None = None

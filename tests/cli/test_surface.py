@@ -71,6 +71,7 @@ OPTIONS = {
         "time-limit",
         "json",
     },
+    "goodput": {"json"},
     "preflight": {
         "output-dir",
         "rendezvous",
@@ -143,6 +144,7 @@ def test_the_commands() -> None:
         "profile",
         "ckpt",
         "preflight",
+        "goodput",
         "models",
         "accelerators",
         "clusters",

@@ -37,6 +37,7 @@ COMMANDS = {
         "toolkit.cli.preflight",
         "Inside a job: are its nodes, storage and network fit for the plan? Names bad nodes.",
     ),
+    "goodput": ("toolkit.cli.goodput", "The share of a run's time in steps that were kept, and where the rest went."),
     "models": ("toolkit.cli.models", "List models, or count the parameters of one."),
     "accelerators": ("toolkit.cli.accelerators", "List accelerators with the source of their figures, or show one."),
     "clusters": ("toolkit.cli.clusters", "List named clusters, or show one."),

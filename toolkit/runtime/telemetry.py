@@ -13,6 +13,7 @@ import hashlib
 import importlib.metadata
 import os
 import platform
+import time
 from collections.abc import MutableMapping
 from pathlib import Path
 from typing import IO
@@ -37,7 +38,18 @@ def run_record(name: str, plan: bytes, world_size: int, device: str) -> RunRecor
         hostname=platform.node(),
         slurm_job_id=os.environ.get("SLURM_JOB_ID", ""),
         device=device,
+        process_started_unix=process_started_unix(),
     )
+
+
+def process_started_unix() -> float:
+    """When this process was started, in seconds since 1970 (Linux: field 22 of ``/proc/self/stat`` and ``btime``)."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        up = float(Path("/proc/uptime").read_text().split()[0])
+        return time.time() - (up - ticks / os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError):
+        return time.time()
 
 
 def versions() -> dict[str, str]:
@@ -66,6 +78,7 @@ class Telemetry:
         self.rank = rank
         self._directory = Path(directory)
         self._file: IO[bytes] | None = None
+        self._restart = 0
         if rank != 0:
             return
         folder = Path(directory)
@@ -76,6 +89,7 @@ class Telemetry:
         if (folder / RUN).exists():
             (folder / RUN).rename(folder / f"run.{earlier}.json")
             earlier += 1
+        self._restart = earlier
         text = msgspec.json.format(
             msgspec.json.encode(msgspec.structs.replace(record, restart_count=earlier)), indent=2
         )
@@ -86,7 +100,8 @@ class Telemetry:
         """Append one step; it is on the disk when this returns."""
         if self._file is None:
             return
-        self._file.write(msgspec.json.encode(record) + b"\n")
+        stamped = msgspec.structs.replace(record, restart=self._restart, ended_unix=time.time())
+        self._file.write(msgspec.json.encode(stamped) + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
 
@@ -95,7 +110,8 @@ class Telemetry:
         if self.rank != 0:
             return
         with _open_at_line_end(self._directory / EVALUATIONS) as file:
-            file.write(msgspec.json.encode(record) + b"\n")
+            stamped = msgspec.structs.replace(record, restart=self._restart, ended_unix=time.time())
+            file.write(msgspec.json.encode(stamped) + b"\n")
             file.flush()
             os.fsync(file.fileno())
 

@@ -1,0 +1,34 @@
+"""``toolkit goodput``: where the time of a run went, over all of its restarts."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command("goodput")
+@click.argument("run_dir", metavar="RUN_DIR")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(run_dir: str, as_json: bool) -> None:
+    """Show which share of the time of RUN_DIR went into steps that were kept, and what took the rest.
+
+    \b
+    toolkit goodput runs/tiny/run
+    """
+    from toolkit.runtime.goodput import PARTS, of_run
+
+    found = of_run(run_dir)
+    if as_json:
+        import msgspec
+
+        click.echo(msgspec.json.encode(found).decode())
+        return
+    from toolkit.units import format_seconds
+
+    click.echo(
+        f"goodput {100.0 * found.goodput:.1f}% of {format_seconds(found.total_seconds)}: {found.steps:,} steps,"
+        f" {found.repeated_steps:,} of them made again, {found.starts} starts"
+    )
+    for part in PARTS:
+        seconds = getattr(found, part)
+        name = part.removesuffix("_seconds").replace("_", " ")
+        click.echo(f"  {name:<12}{format_seconds(max(seconds, 0.0)):>12}{100.0 * seconds / found.total_seconds:>8.1f}%")

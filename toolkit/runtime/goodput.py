@@ -1,0 +1,134 @@
+"""Goodput: the share of a run's time in which steps were made that were kept, over all of its restarts.
+
+    goodput = sum of seconds of the steps that count / (t_end - t_start)
+
+``t_start`` is when the first process of the run began, ``t_end`` the last sign of life (a step, an evaluation, or the
+marker FINISHED). Of a step that was made several times the last one counts. Everything else is lost, by cause, and
+
+    productive + repeated + start_up + save + evaluation + idle + other = t_end - t_start
+
+    repeated    steps that a later start made again, since they were not in a checkpoint
+    start_up    from the beginning of a process to its first step: imports, data, model, reading the checkpoint
+    save        for which saves have held up training
+    evaluation  held-out losses
+    idle        from the last sign of life of a start to the next start: queue, detection of the fault, and the part of
+                a step or save that a killed start had done
+    other       what is left: the loop between steps, and what follows the last step
+
+Source: productive over elapsed time is the goodput of Google's ml-goodput-measurement library, as are the causes (its
+badput: start-up, checkpoints, wasted progress, recovery). Not counted here: whether a step was slower than it could be
+(that is MFU), and the time in the queue before the first start.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from toolkit.errors import ToolkitError
+from toolkit.record import EvaluationRecord, RunRecord, StepRecord
+from toolkit.runtime.checkpoint import FINISHED
+from toolkit.runtime.telemetry import EVALUATIONS, RUN, STEPS
+
+Record = TypeVar("Record", StepRecord, EvaluationRecord)
+PARTS = (
+    "productive_seconds",
+    "repeated_seconds",
+    "start_up_seconds",
+    "save_seconds",
+    "evaluation_seconds",
+    "idle_seconds",
+    "other_seconds",
+)
+
+
+class Goodput(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the time of a run went; the parts sum to ``total_seconds``."""
+
+    goodput: float
+    total_seconds: float
+    productive_seconds: float
+    repeated_seconds: float
+    start_up_seconds: float
+    save_seconds: float
+    evaluation_seconds: float
+    idle_seconds: float
+    other_seconds: float
+    starts: int
+    steps: int  # that count
+    repeated_steps: int
+
+
+def account(
+    starts: list[float], steps: list[StepRecord], evaluations: list[EvaluationRecord], end: float = 0.0
+) -> Goodput:
+    """Goodput of a run: when each start began, its lines in the order of the file, and when it ended.
+
+    ``end`` is that of the run where something later than its last line tells it. Raises ValueError where no time
+    passed.
+    """
+    kept = {record.step: number for number, record in enumerate(steps)}
+    productive = sum(steps[number].seconds for number in kept.values())
+    repeated = sum(record.seconds for number, record in enumerate(steps) if kept[record.step] != number)
+    saves = sum(record.save_stall_seconds for record in steps)
+    evaluating = sum(record.seconds for record in evaluations)
+    start_up, idle, last = 0.0, 0.0, starts[0]
+    for restart, began in enumerate(starts):
+        idle += began - last
+        own = [record for record in steps if record.restart == restart]
+        signs = [record.ended_unix for record in own]
+        signs += [record.ended_unix for record in evaluations if record.restart == restart]
+        if own:
+            before = [e.seconds for e in evaluations if e.restart == restart and e.ended_unix < own[0].ended_unix]
+            start_up += own[0].ended_unix - own[0].seconds - own[0].save_stall_seconds - sum(before) - began
+        last = max([began, *signs])
+    total = max(last, end) - starts[0]
+    if total <= 0.0:
+        raise ValueError("no time has passed")
+    return Goodput(
+        goodput=productive / total,
+        total_seconds=total,
+        productive_seconds=productive,
+        repeated_seconds=repeated,
+        start_up_seconds=start_up,
+        save_seconds=saves,
+        evaluation_seconds=evaluating,
+        idle_seconds=idle,
+        other_seconds=total - productive - repeated - start_up - saves - evaluating - idle,
+        starts=len(starts),
+        steps=len(kept),
+        repeated_steps=len(steps) - len(kept),
+    )
+
+
+def of_run(directory: str | Path) -> Goodput:
+    """Goodput of the run in an output directory, finished or not; raises ToolkitError for one that cannot tell it."""
+    folder = Path(directory)
+    remedy = "give the output directory of a training run: it has run.json and steps.jsonl"
+    try:
+        earlier: list[RunRecord] = []
+        while (path := folder / f"run.{len(earlier)}.json").exists():
+            earlier.append(msgspec.json.decode(path.read_bytes(), type=RunRecord))
+        records = [*earlier, msgspec.json.decode((folder / RUN).read_bytes(), type=RunRecord)]
+        steps = _lines(folder / STEPS, StepRecord)
+        evaluations = _lines(folder / EVALUATIONS, EvaluationRecord)
+        done = folder / FINISHED
+        end = done.stat().st_mtime if done.exists() else 0.0
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ToolkitError(f"cannot read the telemetry of {folder}: {error}", remedy=remedy) from error
+    if not steps:
+        raise ToolkitError(f"no step has been made in {folder}", remedy="wait for the first step")
+    if any(not record.process_started_unix for record in records) or any(not each.ended_unix for each in steps):
+        raise ToolkitError(
+            f"the telemetry of {folder} has no times of day", remedy="it is of an older version, which wrote none"
+        )
+    return account([record.process_started_unix for record in records], steps, evaluations, end)
+
+
+def _lines(path: Path, kind: type[Record]) -> list[Record]:
+    """All lines in the order of the file, repeated steps too; a torn last one is left out."""
+    if not path.exists():
+        return []
+    return [msgspec.json.decode(line, type=kind) for line in path.read_bytes().split(b"\n")[:-1]]
