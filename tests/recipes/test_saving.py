@@ -82,3 +82,25 @@ def test_the_second_of_two_jobs_writes_nothing(tmp_path: Path) -> None:
         assert done.returncode == 2
         assert f"error: {run} belongs to process {os.getpid()} on " in done.stderr and "(job 41)" in done.stderr
         assert sorted(path.name for path in run.iterdir()) == before
+
+
+def test_random_states_are_taken_up_again(tmp_path: Path) -> None:
+    import random
+
+    import numpy as np
+    import torch
+    from megatron.core import tensor_parallel
+
+    from recipes.pretrain import random_states
+
+    def draw() -> tuple[float, float, float]:
+        return random.random(), float(np.random.rand()), float(torch.rand(1))
+
+    tracker = tensor_parallel.get_cuda_rng_tracker()
+    tracker.reset()
+    random_states.save(tmp_path, 3)
+    expected = draw()
+    assert draw() != expected
+    assert random_states.load(tmp_path, 3)
+    assert draw() == expected
+    assert not random_states.load(tmp_path, 0)  # of another rank there is none

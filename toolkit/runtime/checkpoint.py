@@ -33,7 +33,6 @@ from toolkit.runtime.together import ALONE, Group
 __all__ = ["MANIFEST", "Damage", "FileEntry", "Manifest"]  # by these names they are read from here as well
 
 FINISHED, LATEST = "FINISHED", "latest"
-COMPLETE = MANIFEST  # its name of old
 # the name that the Hugging Face Trainer gives; ".old" while one of the same step is written anew
 NAME, SET_ASIDE = re.compile(r"checkpoint-(\d+)(\.old)?"), re.compile(r"incomplete-(\d+)(\.old)?")
 HALF_WRITTEN = re.compile(rf"\.({LATEST}|{FINISHED})\.\d+")
