@@ -1,0 +1,117 @@
+"""Hangs that are real: a process that is stopped, one that sleeps where it should not, a lock that is never given."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolkit.runtime.watchdog import HUNG, Limits, limit, read_hang
+
+# Ranks that meet at every step through files, as a collective would make them wait for one another.
+RANK = """
+import sys, time
+from pathlib import Path
+from toolkit.runtime.watchdog import Limits, Watchdog
+folder, rank, sleeper, size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), 2
+dog = Watchdog(folder, rank, size, Limits(floor=0.6, ceiling=1.5, start_up=5.0, poll=0.1))
+dog.start()
+
+def wait_for_all(step):
+    (folder / f"at-{step}-{rank}").touch()
+    while len(list(folder.glob(f"at-{step}-*"))) < size:
+        time.sleep(0.01)
+
+def load_data(step):
+    if rank == sleeper and step == 12:
+        time.sleep(100)
+
+for step in range(1, int(sys.argv[4])):
+    with dog.section("data", step):
+        load_data(step)
+    with dog.section("step", step):
+        time.sleep(0.02)
+        wait_for_all(step)
+dog.stop()
+"""
+
+
+def start(folder: Path, sleeper: int, steps: int = 200) -> list[subprocess.Popen]:
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(folder), str(rank), str(sleeper), str(steps)],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+
+
+def wait_until(path: Path) -> None:
+    end = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@given(st.lists(st.floats(0.01, 1e4), max_size=30))
+def test_the_limit_is_between_floor_and_ceiling(durations: list[float]) -> None:
+    limits = Limits(floor=10.0, ceiling=1000.0)
+    found = limit(durations, limits)
+    assert 10.0 <= found <= 1000.0
+    if len(durations) < 5:
+        assert found == 1000.0
+
+
+def test_the_limit_by_hand() -> None:
+    limits = Limits(floor=1.0, ceiling=1000.0)
+    assert limit([8.0, 9.0, 10.0, 11.0, 12.0], limits) == pytest.approx(10.0 + 10 * 1.4826 * 1.0)
+    assert limit([10.0] * 9 + [500.0], limits) == 10.0  # one slow one teaches nothing
+
+
+def test_a_run_without_hang_is_left_alone(tmp_path: Path) -> None:
+    assert [process.wait(30) for process in start(tmp_path, -1, 30)] == [0, 0]
+    assert not (tmp_path / "stacks" / "HANG").exists()
+
+
+def test_a_rank_that_sleeps_in_its_data_is_named_with_all_stacks(tmp_path: Path) -> None:
+    ranks = start(tmp_path, 1)
+    said = [process.communicate(timeout=30)[1] for process in ranks]
+    assert [process.returncode for process in ranks] == [HUNG, HUNG]
+    assert "load_data" in (tmp_path / "stacks" / "rank-1.txt").read_text()
+    assert "wait_for_all" in (tmp_path / "stacks" / "rank-0.txt").read_text()
+    found = read_hang(tmp_path, 2)
+    assert {each.rank: each.section for each in found.ranks} == {0: "step", 1: "data"}
+    assert "the run hangs" in "".join(said)
+
+
+@pytest.mark.slow
+def test_a_stopped_rank_is_named_as_silent(tmp_path: Path) -> None:
+    ranks = start(tmp_path, -1)
+    wait_until(tmp_path / "at-10-0")
+    ranks[1].send_signal(signal.SIGSTOP)
+    try:
+        said = ranks[0].communicate(timeout=30)[1]
+        assert ranks[0].returncode == HUNG
+        assert "no answer from rank 1" in said
+        assert read_hang(tmp_path, 2).silent == (1,)
+    finally:
+        ranks[1].kill()
+        ranks[1].communicate()
+
+
+@pytest.mark.slow
+def test_a_job_that_was_suspended_as_a_whole_goes_on(tmp_path: Path) -> None:
+    ranks = start(tmp_path, -1, 60)
+    wait_until(tmp_path / "at-10-0")
+    for process in ranks:
+        os.kill(process.pid, signal.SIGSTOP)
+    time.sleep(2.5)  # longer than the ceiling
+    for process in ranks:
+        os.kill(process.pid, signal.SIGCONT)
+    assert [process.wait(30) for process in ranks] == [0, 0]
