@@ -47,6 +47,7 @@ class Fault:
     at_step: int = AT_STEP  # 0: as soon as the job script runs
     options: tuple[str, ...] = ()  # of sbatch
     trouble: dict | None = None
+    then: Callable[[Cluster, Run], None] | None = None  # once it is noticed
     mend: Callable[[Cluster, Run], None] | None = None
     state: str = "COMPLETED"
     says: str = ""  # in the job's output
@@ -126,6 +127,11 @@ def term_to_the_ranks(cluster: Cluster, run: Run) -> None:
     cluster.run("scancel", "--signal=TERM", run.number)
 
 
+def lengthen(cluster: Cluster, run: Run) -> None:
+    """So that the later starts, on a machine that may be slow, are not stopped as well."""
+    cluster.run("scontrol", "update", f"JobId={run.number}", "TimeLimit=10")
+
+
 def nothing(cluster: Cluster, run: Run) -> None:
     """The trouble comes by itself."""
 
@@ -140,7 +146,7 @@ FAULTS = (
     Fault("a node is cut off", cut, mend=plug_in, mode="netns"),
     Fault("preempted", preempt, most_lost=0),
     Fault("preempted", preempt, SRUN, MEGATRON, most_lost=0),
-    Fault("the time limit is near", nothing, options=NEAR_ITS_LIMIT, trouble={"slow": 1.0}, most_lost=0),
+    Fault("the time limit is near", nothing, options=NEAR_ITS_LIMIT, trouble={"slow": 1.0}, then=lengthen, most_lost=0),
     Fault("asked to stop at start-up", usr1_to_the_script, at_step=0, most_lost=0),
     Fault("SIGTERM to the processes", term_to_the_ranks, SRUN, most_lost=0),
     Fault(
@@ -185,6 +191,8 @@ def inject(cluster: Cluster, folder: Path, fault: Fault, undisturbed: list[StepR
     with contextlib.suppress(AssertionError):  # the state of the job is looked at below
         detected = run.until(lambda: noticed(cluster, run), timeout=120)
         last = run.newest()
+        if fault.then:
+            fault.then(cluster, run)
         if fault.inject is nothing:
             at, injected = detected - (time.time() - (run.output / "steps.jsonl").stat().st_mtime), last
         if fault.state == "COMPLETED":
