@@ -16,6 +16,7 @@ from toolkit.errors import Problems, ToolkitError
 from toolkit.runtime import signals
 from toolkit.runtime.lease import Lease
 from toolkit.runtime.signals import StopRequest
+from toolkit.runtime.watchdog import Limits, Watchdog
 
 WITH_TORCHRUN = "start with launch.sh or train.sbatch, or with torchrun, which sets it"
 
@@ -32,6 +33,21 @@ def parser(name: str, description: str) -> argparse.ArgumentParser:
     made.add_argument("--async-save", action="store_true", help="go on training while a checkpoint is brought to disk")
     made.add_argument("--durable", default="", metavar="URL", help="copy checkpoints there (s3://, file://, ...)")
     made.add_argument("--trace", type=Path, metavar="FOLDER", help="write weights and gradients of every step there")
+    made.add_argument(
+        "--hang-after", type=float, default=120.0, help="least seconds before a step counts as hanging (120; 0: never)"
+    )
+    made.add_argument("--hang-at-most", type=float, default=1800.0, help="limit while no durations are known (1800)")
+    made.add_argument(
+        "--start-limit", type=float, default=86400.0, help="seconds that the start may take, tokenising too (86400)"
+    )
+    return made
+
+
+def watchdog(folder: Path, rank: int, world_size: int, options: argparse.Namespace) -> Watchdog:
+    """Watches this rank from here on, beginning with its start; ``stop`` it at the end."""
+    limits = Limits(floor=options.hang_after, ceiling=options.hang_at_most, start_up=options.start_limit)
+    made = Watchdog(folder, rank, world_size, limits)
+    made.start()
     return made
 
 

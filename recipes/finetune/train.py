@@ -64,7 +64,11 @@ def run(options: argparse.Namespace) -> int:
     checks.check(plan, world_size, ds_config, here=True)
     program.require_meeting_and_folder(world_size, folder)
     with program.attended(folder, rank) as stop:
-        return _train(plan, text, ds_config, folder, stop, options)
+        options.watchdog = program.watchdog(folder, rank, world_size, options)
+        try:
+            return _train(plan, text, ds_config, folder, stop, options)
+        finally:
+            options.watchdog.stop()
 
 
 def _read(path: Path) -> bytes:
@@ -114,7 +118,7 @@ def _train(
 
         # accelerate tells DeepSpeed of the group on GPUs only, and ZeRO-3 would shard over a world of 1
         deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
-    from recipes.finetune import callbacks, randomness
+    from recipes.finetune import callbacks, randomness, watching
     from recipes.finetune.going_on import GoOn
 
     rank = training.process_index
@@ -181,6 +185,7 @@ def _train(
             going_on,
             callbacks.SaveOnRequest(stop),
             callbacks.DropConverted(),
+            watching.WatchSections(options.watchdog),
         ],
         **own,
     )

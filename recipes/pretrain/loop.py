@@ -27,6 +27,7 @@ from toolkit.record import StepRecord
 from toolkit.runtime import checkpoint
 from toolkit.runtime.signals import StopRequest, stopped_exit_code
 from toolkit.runtime.telemetry import STEPS, Telemetry, read_steps, run_record, write_durably
+from toolkit.runtime.watchdog import IDLE
 
 
 def train(
@@ -70,6 +71,7 @@ def train(
     saves = saving.Saves(plan, folder, built, options)
 
     def save(step: int) -> None:
+        options.watchdog.enter("save", step)
         samples = step * contract.global_batch_size
         epoch, position = divmod(samples, len(text.train))
         facts: dict[str, Any] = {
@@ -82,6 +84,7 @@ def train(
         saves.save(step, facts | reports.identity())
 
     def evaluate(step: int) -> float | None:
+        options.watchdog.enter("evaluation", step)
         found = evaluation.mean_loss(built, core, text.held_out, options.eval_sequences, machine.device)
         if found is not None:
             say(f"held-out loss {found:.4f} after step {step}", flush=True)
@@ -91,6 +94,7 @@ def train(
     done = start.step if start else 0
     stopped, loss, step = False, float("nan"), done
     for step in range(done + 1, last + 1):
+        options.watchdog.enter("step", step)
         started = time.perf_counter()
         rate = schedule.learning_rate(step - 1, total, contract)
         model.set_learning_rate(built.optimizer, rate, contract.weight_decay)
@@ -124,12 +128,14 @@ def train(
                 save(step)
         if stopped and step < last:
             break
+    options.watchdog.enter(IDLE)
     saves.close()
     telemetry.close()
     if stopped and step < last:
         say(f"stopped after step {step} of {total} ({stop.reason}); the same command goes on from there", flush=True)
         return stopped_exit_code()
     held_out_loss = evaluate(step)
+    options.watchdog.enter(IDLE)
     if last == total:
         _save_result(plan, core, built, folder, rank, say)
         if rank == 0:

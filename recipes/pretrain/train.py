@@ -50,10 +50,14 @@ def run(options: argparse.Namespace) -> int:
         return 0
     program.require_meeting_and_folder(world_size, folder)
     with program.attended(folder, rank) as stop:
+        options.watchdog = program.watchdog(folder, rank, world_size, options)
         found = machine.detect(plan)
         from recipes.pretrain import loop
 
-        return loop.train(plan, core, text, found, folder, stop, options)
+        try:
+            return loop.train(plan, core, text, found, folder, stop, options)
+        finally:
+            options.watchdog.stop()
 
 
 if __name__ == "__main__":

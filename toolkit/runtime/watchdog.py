@@ -52,7 +52,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     floor: float = 120.0
     ceiling: float = 1800.0
-    start_up: float = 7200.0
+    start_up: float = 86400.0  # it may have to tokenise
     poll: float = 1.0
 
 
