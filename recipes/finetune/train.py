@@ -147,6 +147,12 @@ def _train(
 
         model = sync_batch_norm.convert(model, checks.is_cpu(plan))
     say(f"model: {plan.model.name}, {models.describe_size(model)}, {said}")
+    if plan.model.num_experts > 0:  # transformers adds its balancing loss only where a config asks for router logits
+        asked = getattr(model.config, "output_router_logits", False)
+        say(
+            f"note: {'its config balances experts over each micro batch' if asked else 'no loss balances the experts'};"
+            f" the contract's expert_balance, {plan.contract.expert_balance}, is one of pretraining"
+        )
     say("data: " + ", ".join(f"{value:,} {name}" for name, value in read.counts.items() if value))
     say(
         f"data: {read.training} training and {read.held_out} held-out {read.unit}"

@@ -15,7 +15,7 @@ from toolkit.cli.parity import plans_of
         (["tiny", "--against", "tp2"], "no tp"),
         (["tiny-pretrain", "--against", "zero3"], "ZeRO-1"),
         (["tiny-pretrain", "--against", "tp2,seven"], "'seven' is not a layout"),
-        (["tiny-pretrain", "--against", "ep2"], "ep2"),
+        (["tiny", "--against", "ep2"], "no ep"),
         (["tiny-pretrain", "--against", "tp3"], "tp3"),
     ],
 )

@@ -60,6 +60,8 @@ OPTIONS = {
     "parity": {
         "against",
         "steps",
+        "method",
+        "optimizer",
         "cluster",
         "model",
         "dataset",

@@ -104,7 +104,7 @@ def commands(plan: Plan, directory: str) -> str:
 
 
 def _accelerate_starts(plan: Plan) -> bool:
-    """Not Megatron, and not FSDP on processors: ``accelerate launch`` would run DDP there; the program itself shards."""
+    """Not Megatron; nor FSDP on processors, where it would run DDP and the program itself shards."""
     framework = plan.strategy.framework
     return framework != "megatron" and not (framework == "fsdp" and plan.cluster.accelerator.is_cpu)
 
