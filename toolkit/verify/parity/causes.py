@@ -18,9 +18,11 @@ from toolkit.strategy import Strategy
 from toolkit.verify.parity.checks import Check
 from toolkit.verify.parity.compare import Comparison, Row, mean_of_means, token_weighted
 from toolkit.verify.parity.replay import explain, is_short
+from toolkit.verify.parity.start import Refused
 from toolkit.verify.parity.traces import Run
 
 SAME = 0.01  # relative: two factors that are one number, a residual that is none
+PRINTED = 1.0e-5  # relative: of numbers that are printed with six digits
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,28 @@ def find(comparison: Comparison, checks: list[Check], plan: Plan, one: Run, othe
                 return said
         return "no rule knows this pattern: look at the first failing tensor in the order of the forward pass"
     return first.problem if first is not None else ""
+
+
+def said_by_the_program(refusal: Refused, plan: Plan, one: Run) -> str:
+    """The likely cause where the program itself refused a step's learning rate, from what it said of it.
+
+    Raises nothing: a sentence that holds no two rates is passed on as it is.
+    """
+    rates = re.search(r"learning rate ([^\s,]+), .* has ([^\s,]+) there", refusal.said)
+    if rates is None:
+        return refusal.said
+    made, wanted = float(rates[1]), float(rates[2])
+    each = max(plan.strategy.dp, plan.strategy.gradient_accumulation_steps)
+    why = "the schedule counts other steps, or was not restored"
+    at = 1 + (refusal.step - 1) * each
+    if each > 1 and wanted and abs(made / wanted - each) <= PRINTED * each:
+        why = f"it is {each} times as much: it was scaled by the number of ranks, or"
+        why += f" is that of {each} times the step, because the scheduler steps once for each rank or micro-batch"
+    elif each > 1 and refusal.step > 1 and at <= one.steps:
+        later = one.record(at).learning_rate
+        if later is not None and abs(made - later) <= PRINTED * abs(later):
+            why = f"it is that of {each} times the step: the scheduler steps once for each rank or micro-batch"
+    return f"the learning rate does not agree: {refusal.said}, and the program ended there; {why}"
 
 
 def _initial(rows: list[Row], broken: list[Check], one: Run, other: Run) -> str:

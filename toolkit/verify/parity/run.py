@@ -12,10 +12,10 @@ from typing import Any
 from toolkit.errors import Problems, ToolkitError
 from toolkit.plan import Plan
 from toolkit.strategy import describe
-from toolkit.verify.parity.causes import find
+from toolkit.verify.parity.causes import find, said_by_the_program
 from toolkit.verify.parity.checks import checks
 from toolkit.verify.parity.compare import QUANTITIES, Comparison, compare
-from toolkit.verify.parity.start import start, write
+from toolkit.verify.parity.start import Refused, start, write
 from toolkit.verify.parity.traces import Run
 
 OPTIMIZERS = ("adamw", "adamw_unfused", "sgd")  # whose update has a bound
@@ -87,7 +87,12 @@ def parity(
         for name, plan in against.items():
             progress(f"{name}: {plan.cluster.num_gpus} x {describe(plan.strategy)}")
             since = time.perf_counter()
-            other = start(plan, base / name, steps, limit, programs.get(name, ()))
+            try:
+                other = start(plan, base / name, steps, limit, programs.get(name, ()))
+            except Refused as refusal:  # what was looked for is found, by the program itself
+                found = _named(name, plan, reference) | refused(plan, one, refusal)
+                pairs.append(found | {"seconds": time.perf_counter() - since})
+                continue
             found = _named(name, plan, reference) | pair(plan, one, other)
             if one.ranks[0]["batch_norms"] and plan.program == "finetune" and plan.strategy.dp > 1:
                 progress(f"{name}, with SyncBatchNorm")
@@ -156,6 +161,21 @@ def pair(plan: Plan, one: Run, other: Run) -> dict[str, Any]:
     elif broken:
         found["where"] = {"step": broken[0].step, "quantity": broken[0].name, "parameter": ""}
     return found
+
+
+def refused(plan: Plan, one: Run, refusal: Refused) -> dict[str, Any]:
+    """:func:`pair` of a layout whose program ended by itself, at a step that is not the contract's."""
+    return {
+        "workers": plan.cluster.num_gpus,
+        "steps": refusal.step - 1,
+        "max_abs_error": {},
+        "tolerance": {},
+        "verdict": "fail",
+        "cause": said_by_the_program(refusal, plan, one),
+        "checks": {refusal.quantity: refusal.said},
+        "closest": _number(math.inf),
+        "where": {"step": refusal.step, "quantity": refusal.quantity, "parameter": ""},
+    }
 
 
 def _closest(comparison: Comparison) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,15 @@ from toolkit.verify.parity.traces import Run, read
 
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 NEEDED = ("plan.json", "ds_config.json", "megatron_core.json")
+WRONG_RATE = re.compile(r"error: (step (\d+) was made with learning rate \S+, the contract's schedule has \S+ there)")
+
+
+class Refused(ToolkitError):
+    """The program itself found at ``step`` that it does not do what the contract says, and ended: a finding."""
+
+    def __init__(self, step: int, quantity: str, said: str) -> None:
+        self.step, self.quantity, self.said = step, quantity, said
+        super().__init__(said, remedy="the program refused to go on: this is a fault of the program, not of the plan")
 
 
 def write(plan: Plan, folder: Path) -> None:
@@ -35,7 +45,8 @@ def start(
     """Write the plan's files, run ``steps`` steps, return what they traced.
 
     ``program`` is the module to run and its first arguments: the plan's own training program, unless a test puts a
-    fault into it; ``more`` are further arguments of it. Raises ToolkitError where the run fails or takes longer than
+    fault into it; ``more`` are further arguments of it. Raises Refused where the program finds a fault in itself (a
+    learning rate that is not the contract's), and ToolkitError where the run fails otherwise or takes longer than
     ``limit`` seconds.
     """
     write(plan, folder)
@@ -67,6 +78,9 @@ def start(
         raise ToolkitError(
             f"{name} took more than {limit:g} s", remedy="give a larger --time-limit, or fewer --steps"
         ) from error
+    refusal = WRONG_RATE.search(done.stderr) if done.returncode else None
+    if refusal:
+        raise Refused(int(refusal[2]), "learning_rate", refusal[1])
     if done.returncode or not (folder / "trace").is_dir():
         lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
         said = next((line for line in lines if line.startswith("error:")), None)
