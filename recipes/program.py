@@ -7,6 +7,7 @@ import atexit
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -18,6 +19,7 @@ from toolkit.runtime.lease import Lease
 from toolkit.runtime.signals import StopRequest
 from toolkit.runtime.watchdog import Limits, Watchdog
 
+SAID_BY_THE_FIRST = 10.0  # seconds in which local rank 0 says a problem that all ranks have
 WITH_TORCHRUN = "start with launch.sh or train.sbatch, or with torchrun, which sets it"
 
 
@@ -52,13 +54,18 @@ def watchdog(folder: Path, rank: int, world_size: int, options: argparse.Namespa
 
 
 def told(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
-    """Run the program; problems with the inputs go to stderr as sentences, once on each node."""
+    """Run the program; problems with the inputs go to stderr as sentences, once on each node.
+
+    The first process that ends makes torchrun stop the others. So those that are not local rank 0 wait for it to
+    say what all of them found, and are stopped as it ends; one that is left alone says what it alone has.
+    """
     try:
         return run(options)
     except ToolkitError as error:
-        if not os.environ.get("LOCAL_RANK", "0").strip("0").isdecimal():  # 0, or nothing that is a rank
-            for problem in error.problems:
-                print(f"error: {problem}", file=sys.stderr, flush=True)
+        if os.environ.get("LOCAL_RANK", "0").strip("0").isdecimal():  # neither 0 nor something that is no rank
+            time.sleep(SAID_BY_THE_FIRST)
+        for problem in error.problems:
+            print(f"error: {problem}", file=sys.stderr, flush=True)
         return error.exit_code
 
 

@@ -1,14 +1,18 @@
 """How a training program starts where it cannot: a sentence and exit code 2 before torch is imported."""
 
+import argparse
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from recipes import program
 from tests.plans import all_plans
 from toolkit.emit.bundle import bundle
+from toolkit.errors import ToolkitError
 
 PROGRAMS = {"finetune": "tiny", "pretrain": "tiny-megatron"}
 WORLD = {name: all_plans()[plan].cluster.num_gpus for name, plan in PROGRAMS.items()}
@@ -60,3 +64,34 @@ def test_processes_that_cannot_meet_and_a_folder_that_cannot_be(which: str, tmp_
 def test_a_configuration_nested_without_end(tmp_path: Path) -> None:
     (tmp_path / "ds_config.json").write_text("[" * 100_000)
     assert "ds_config.json" in start("finetune", tmp_path)
+
+
+def test_a_slow_first_process_still_says_what_all_of_them_found(tmp_path: Path) -> None:
+    """torchrun stops the others when one has ended: whoever is faster than local rank 0 must not be that one."""
+    (tmp_path / "plan.json").write_text("{")
+    command = [sys.executable, "-m", "recipes.finetune.train", "--plan", str(tmp_path / "plan.json")]
+    place = os.environ | {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
+    second = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=place)
+    try:
+        time.sleep(1.0)
+        first = subprocess.run(command, capture_output=True, text=True, env=place | {"RANK": "0", "LOCAL_RANK": "0"})
+        assert second.poll() is None
+    finally:
+        second.terminate()
+        output, errors = second.communicate(timeout=60)
+    assert first.returncode == 2 and first.stderr.startswith("error: ") and "plan.json" in first.stderr
+    assert (output, errors) == ("", "")
+
+
+def test_what_one_process_alone_found_is_said_by_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(_: argparse.Namespace) -> int:
+        raise ToolkitError("this node has no such file", remedy="copy it there")
+
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setattr(program, "SAID_BY_THE_FIRST", 0.2)
+    began = time.perf_counter()
+    assert program.told(run, argparse.Namespace()) == 2
+    assert time.perf_counter() - began >= 0.2
+    assert capsys.readouterr().err == "error: this node has no such file\n  copy it there\n"
