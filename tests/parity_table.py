@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.verify.parity.test_layouts_learn_the_same import EXPERTS
-from toolkit.cli.parity import plans_of
+from toolkit.cli.parity import experiments
 from toolkit.verify.parity.run import parity
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "parity.md"
@@ -49,9 +49,11 @@ def main() -> None:
             ),
         )
         for title, recipe, against, options in jobs:
-            reference, plans = plans_of(recipe, against, {"cluster": "local-cpu"} | options)
-            result = parity(reference, plans, STEPS, progress=print)
-            parts.append(f"\n## {title}\n\nAgainst one process, `{result['reference']}`.\n\n{table(result['pairs'])}")
+            parts.append(f"\n## {title}\n")
+            for reference, plans in experiments(recipe, against, {"cluster": "local-cpu"} | options):
+                result = parity(reference, plans, STEPS, progress=print)
+                of = f"{reference.model.name}, {reference.contract.method}"
+                parts.append(f"\nAgainst one process, `{result['reference']}` ({of}).\n\n{table(result['pairs'])}")
     PAGE.write_text("".join(parts))
 
 

@@ -155,7 +155,7 @@ def decay_on_norms() -> None:
 
 
 def bf16_reduction() -> None:
-    """Gradients are rounded to bf16 before they are added over the ranks, as torch's bf16_compress_hook does on GPUs."""
+    """Gradients are rounded to bf16 before they are added over the ranks, as torch's bf16_compress_hook does."""
     import torch.nn.parallel
 
     create = torch.nn.parallel.DistributedDataParallel.__init__
