@@ -23,7 +23,7 @@ from recipes.pretrain.machine import Machine
 from recipes.pretrain.model import Built
 from recipes.pretrain.reports import Reports
 from toolkit.plan import Plan
-from toolkit.record import StepRecord
+from toolkit.record import EvaluationRecord, StepRecord
 from toolkit.runtime import checkpoint
 from toolkit.runtime.signals import StopRequest, stopped_exit_code
 from toolkit.runtime.telemetry import STEPS, Telemetry, read_steps, run_record, write_durably
@@ -85,8 +85,17 @@ def train(
 
     def evaluate(step: int) -> float | None:
         options.watchdog.enter("evaluation", step)
+        started = time.perf_counter()
         found = evaluation.mean_loss(built, core, text.held_out, options.eval_sequences, machine.device)
-        if found is not None:
+        if found is not None and text.held_out is not None:
+            telemetry.evaluation(
+                EvaluationRecord(
+                    step=step,
+                    held_out_loss=_finite(found),
+                    tokens=min(options.eval_sequences, len(text.held_out)) * text.held_out.sequence_length,
+                    seconds=time.perf_counter() - started,
+                )
+            )
             say(f"held-out loss {found:.4f} after step {step}", flush=True)
             reports.log(step, {"held_out_loss": found})
         return found

@@ -130,6 +130,15 @@ def test_one_process_learns(single):
 
 
 @pytest.mark.slow
+def test_the_held_out_loss_is_in_the_telemetry(single_folder, single):
+    done = checkpoint.finished(single_folder / "run")
+    (found,) = telemetry.read_evaluations(single_folder / "run")
+    assert (found.step, found.held_out_loss) == (done["step"], done["held_out_loss"])
+    assert found.tokens > 0 and found.tokens % 32 == 0  # whole sequences
+    assert found.seconds > 0.0 and found.ended_unix >= single[-1].ended_unix
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy",
     [
