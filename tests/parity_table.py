@@ -23,8 +23,20 @@ every tensor is compared. Written by `python -m tests.parity_table`. Nothing her
 
 Rounding makes relative differences of one part in a million, and the bounds allow about one in ten thousand, because
 they hold for sums that are added one term after another. A wrong divisor, a missing reduction, or one token in two
-thousand left out is beyond them. `tests/verify/parity` puts {faults} such faults into the same programs: each is found
-and named.
+thousand left out is beyond them. `tests/verify/parity` puts {faults} such faults into the same programs, each alone
+and each to be found and named. A wrong learning rate is refused by the fine-tuning program itself, which ends; parity
+names that refusal as what it found.
+
+Faults that were not looked for, or cannot be found here:
+
+- What only GPUs do (NCCL, fused kernels, fp8, flash attention) and what rounding in bf16 or fp16 hides: the runs are in
+  fp32 on processors, and bf16 reductions are injected by a hook that rounds as torch's does.
+- A fault that is the same in the reference and in the layout: both sides are wrong alike.
+- Positions or masks of packed documents where each sequence holds one document: there is nothing to tell apart.
+- Data orders beyond the steps that are compared, and dropout masks during training (only their seeds are compared).
+- Optimizers whose update has no bound (Muon, 8-bit AdamW): refused, with the reason.
+- Weights just before a BatchNorm, which divides their scale out again: their gradient is a sum that cancels to zero, for
+  which the bounds are too tight, so a right layout with SyncBatchNorm can be told to fail there.
 """
 
 

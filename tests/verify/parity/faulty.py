@@ -93,7 +93,7 @@ def rate_times_ranks() -> None:
 
 
 def batch_norm() -> None:
-    """A model with a BatchNorm over its final hidden states; in every run, so also in the reference."""
+    """A model with a BatchNorm before its final norm; in every run, so also in the reference."""
     import torch
 
     from recipes.finetune import model
@@ -106,7 +106,7 @@ def batch_norm() -> None:
             self.norm, self.batch = norm, torch.nn.BatchNorm1d(size, affine=False)
 
         def forward(self, hidden: Any) -> Any:
-            return self.batch(self.norm(hidden).transpose(1, 2)).transpose(1, 2)
+            return self.norm(self.batch(hidden.transpose(1, 2)).transpose(1, 2))
 
     def with_norm(*positional: Any, **keywords: Any) -> Any:
         made, said = load(*positional, **keywords)

@@ -52,8 +52,8 @@ def _steps(one: Run, other: Run) -> Iterator[tuple[int, str]]:
         )
 
 
-def _batch_norm(one: Run, other: Run) -> Iterator[tuple[int, str]]:
-    names = one.ranks[0]["batch_norms"]
+def _batch_norm(_: Run, other: Run) -> Iterator[tuple[int, str]]:
+    names = other.ranks[0]["batch_norms"]  # those that are not synchronised
     if names and len(other.samples(1)) > 1:
         yield (
             0,
