@@ -35,7 +35,7 @@ Faults that were not looked for, or cannot be found here:
 - Positions or masks of packed documents where each sequence holds one document: there is nothing to tell apart.
 - Data orders beyond the steps that are compared, and dropout masks during training (only their seeds are compared).
 - Optimizers whose update has no bound (Muon, 8-bit AdamW): refused, with the reason.
-- Weights just before a BatchNorm, which divides their scale out again: their gradient is a sum that cancels to zero, for
+- Weights just before a BatchNorm, which divides their scale out again: their gradient is a sum that cancels to 0, for
   which the bounds are too tight, so a right layout with SyncBatchNorm can be told to fail there.
 """
 
