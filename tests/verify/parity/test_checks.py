@@ -102,9 +102,13 @@ def test_random_numbers_of_data_parallel_ranks_matter_where_there_is_dropout(tmp
 
 def test_batch_norm_is_named_with_what_to_use_instead(tmp_path: Path) -> None:
     one = {"samples": [["a", "b"], ["c", "d"]], "batch_norms": ["features.norm"]}
-    ranks = [{"samples": [["a"], ["c"]]}, {"samples": [["b"], ["d"]]}]
-    found = problems(tmp_path, ranks, one)
+    ranks = [{"samples": [[a], [b]], "batch_norms": ["features.norm"]} for a, b in ("ac", "bd")]
+    (tmp_path / "apart").mkdir()
+    found = problems(tmp_path / "apart", ranks, one)
     assert "features.norm" in found["batch_norm"] and "SyncBatchNorm" in found["batch_norm"]
+    synchronised = [rank | {"batch_norms": []} for rank in ranks]
+    (tmp_path / "together").mkdir()
+    assert "batch_norm" not in problems(tmp_path / "together", synchronised, one)
 
 
 def test_a_rest_of_an_epoch_is_a_step_too() -> None:
