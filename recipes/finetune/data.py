@@ -13,7 +13,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -24,7 +24,9 @@ from recipes.finetune.tokenise import Pace, encode
 from toolkit.errors import ToolkitError
 from toolkit.recipe import Contract
 
-__all__ = ["IGNORED", "Sequences", "build", "cache_folder", "counts", "encode", "load", "split", "store"]
+__all__ = ["IGNORED", "Sequences", "build", "cache_folder", "counts", "encode", "load", "load_as", "split", "store"]
+
+Arrays = TypeVar("Arrays", bound=NamedTuple)
 
 HELD_OUT = 0.05
 FORMAT = 2  # of the stored blocks
@@ -131,11 +133,11 @@ def cache_folder(output_dir: Path, contract: Contract) -> Path:
     return output_dir / "data" / hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
-def store(blocks: Blocks, counts: dict[str, int], folder: Path) -> None:
-    """Write the blocks so that either all of the folder is there or none of it."""
+def store(arrays: NamedTuple, counts: dict[str, int], folder: Path) -> None:
+    """Write the arrays so that either all of the folder is there or none of it."""
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
     temporary.mkdir(parents=True)
-    for name, part in blocks._asdict().items():
+    for name, part in arrays._asdict().items():
         np.save(temporary / f"{name}.npy", part)
     (temporary / "counts.json").write_text(json.dumps(counts))
     if folder.exists():
@@ -149,9 +151,14 @@ def counts(folder: Path) -> dict[str, int]:
 
 
 def load(folder: Path) -> Blocks:
-    """Read stored blocks, mapped: the ranks of a node share one copy in the page cache."""
+    """The stored blocks."""
+    return load_as(Blocks, folder)
+
+
+def load_as(kind: type[Arrays], folder: Path) -> Arrays:
+    """What :func:`store` wrote, mapped: the ranks of a node share one copy in the page cache."""
     try:
-        return Blocks(*(np.load(folder / f"{name}.npy", mmap_mode="r") for name in Blocks._fields))
+        return kind(*(np.load(folder / f"{name}.npy", mmap_mode="r") for name in kind._fields))
     except OSError as error:
         raise ToolkitError(
             f"cannot read the tokens that rank 0 wrote to {folder}: {error}",

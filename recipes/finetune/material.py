@@ -43,7 +43,7 @@ def read(plan: Plan, tokenizer: Any, pad: int, folder: Path, rank: int, workers:
         if cache.is_dir():
             return
         if contract.objective == "dpo":
-            preferences.store(*preferences.build(contract, tokenizer), cache)
+            data.store(*preferences.build(contract, tokenizer), cache)
         else:
             preparation.make(plan, tokenizer, pad, cache, world_size, workers)
 

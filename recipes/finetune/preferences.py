@@ -12,9 +12,6 @@ tools.
 from __future__ import annotations
 
 import hashlib
-import json
-import os
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -191,24 +188,6 @@ def cache_folder(output_dir: Path, contract: Contract) -> Path:
     return place.with_name(f"{place.name}-{name}")
 
 
-def store(pairs: Pairs, counts: dict[str, int], folder: Path) -> None:
-    """Write the pairs so that either all of the folder is there or none of it."""
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
-    temporary.mkdir(parents=True)
-    for name, part in pairs._asdict().items():
-        np.save(temporary / f"{name}.npy", part)
-    (temporary / "counts.json").write_text(json.dumps(counts))
-    if folder.exists():
-        shutil.rmtree(folder)
-    temporary.rename(folder)
-
-
 def load(folder: Path) -> Pairs:
-    """Read stored pairs, mapped: the ranks of a node share one copy in the page cache."""
-    try:
-        return Pairs(*(np.load(folder / f"{name}.npy", mmap_mode="r") for name in Pairs._fields))
-    except OSError as error:
-        raise ToolkitError(
-            f"cannot read the pairs that rank 0 wrote to {folder}: {error}",
-            remedy="the output directory must be on storage that all nodes share",
-        ) from error
+    """The stored pairs."""
+    return data.load_as(Pairs, folder)

@@ -18,3 +18,11 @@ def cluster():
     running = started()
     yield running
     slurm.stop(running)
+
+
+@pytest.fixture(scope="module")
+def four_nodes():
+    """Four nodes without GPUs: a job of two can go on elsewhere."""
+    running = started(nodes=4, gres="")
+    yield running
+    slurm.stop(running)

@@ -2,29 +2,20 @@
 
 import pytest
 
-from tests.cluster import faults, slurm
-from tests.cluster.conftest import started
+from tests.cluster import faults
 
 pytestmark = pytest.mark.cluster
 ROWS: list[faults.Row] = []
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    """Four nodes without GPUs: a job of two can go on elsewhere."""
-    running = started(nodes=4, gres="")
-    yield running
-    slurm.stop(running)
-
-
-@pytest.fixture(scope="module")
-def curves(cluster, tmp_path_factory):
+def curves(four_nodes, tmp_path_factory):
     """The undisturbed run of a recipe, made once."""
     made = {}
 
     def of(recipe):
         if recipe not in made:
-            made[recipe] = faults.reference(cluster, tmp_path_factory.mktemp(recipe[0]), recipe)
+            made[recipe] = faults.reference(four_nodes, tmp_path_factory.mktemp(recipe[0]), recipe)
         return made[recipe]
 
     return of
@@ -40,10 +31,10 @@ def shown(request):
 
 
 @pytest.mark.parametrize("fault", faults.FAULTS, ids=lambda fault: f"{fault.name} ({fault.launcher})")
-def test_the_run_survives(cluster, curves, tmp_path, fault):
-    if fault.mode and cluster.mode != fault.mode:
-        assert cluster.mode in ("ns", "plain")  # stated at the start of the cluster: there is no network to cut
+def test_the_run_survives(four_nodes, curves, tmp_path, fault):
+    if fault.mode and four_nodes.mode != fault.mode:
+        assert four_nodes.mode in ("ns", "plain")  # stated at the start of the cluster: there is no network to cut
         return
-    row = faults.inject(cluster, tmp_path, fault, curves(fault.recipe))
+    row = faults.inject(four_nodes, tmp_path, fault, curves(fault.recipe))
     ROWS.append(row)
     assert not row.problems, f"{row.problems}\n{row.said}"

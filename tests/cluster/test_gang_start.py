@@ -3,7 +3,6 @@
 import pytest
 
 from tests.cluster import runs, slurm
-from tests.cluster.conftest import started
 from toolkit.runtime import telemetry
 
 pytestmark = pytest.mark.cluster
@@ -11,26 +10,18 @@ STEPS = 4
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    """Four nodes without GPUs."""
-    running = started(nodes=4, gres="")
-    yield running
-    slurm.stop(running)
-
-
-@pytest.fixture(scope="module")
-def losses(cluster, tmp_path_factory):
+def losses(four_nodes, tmp_path_factory):
     """The first steps on four nodes, by launcher."""
     found = {}
     for launcher in ("torchrun", "srun"):
         folder = tmp_path_factory.mktemp(launcher)
         runs.emit(folder, "tiny", "--framework", "ddp", nodes=4, launcher=launcher)
-        run = runs.Run(cluster, folder, "--max-steps", str(STEPS))
-        job = cluster.wait(run.number, timeout=300)
+        run = runs.Run(four_nodes, folder, "--max-steps", str(STEPS))
+        job = four_nodes.wait(run.number, timeout=300)
         said = slurm.output(job)
         assert (job["JobState"], job["NumNodes"]) == ("COMPLETED", "4"), said
         for node in ("node 0 is n1", "node 3 is n4"):
-            assert node in said or cluster.mode == "plain", said
+            assert node in said or four_nodes.mode == "plain", said
         assert telemetry.read_run(run.output).world_size == 4
         assert run.nothing_left() == []
         found[launcher] = [step.loss for step in telemetry.read_steps(run.output)]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from recipes.byte_tokenizer import END, ByteTokenizer
-from recipes.finetune import chat, preferences
+from recipes.finetune import chat, data, preferences
 from toolkit.errors import ToolkitError
 from toolkit.programs import unfollowed
 from toolkit.recipe import Contract, contract_problems, contract_sha256, sequences_per_step
@@ -88,7 +88,7 @@ def test_pairs_come_back_from_the_disk_and_in_order(tmp_path: Path) -> None:
     contract = load_recipe("tiny-dpo").contract
     pairs, counts = preferences.build(contract, ByteTokenizer())
     assert counts["pairs"] == pairs.count == 223 and counts["dropped"] == counts["cut"] == 0
-    preferences.store(pairs, counts, tmp_path / "pairs")
+    data.store(pairs, counts, tmp_path / "pairs")
     loaded = preferences.load(tmp_path / "pairs")
     assert all(np.array_equal(one, other) for one, other in zip(pairs, loaded, strict=True))
     training, held_out = preferences.split(loaded)
