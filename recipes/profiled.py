@@ -23,7 +23,7 @@ from typing import Any
 from recipes import program
 from recipes.held import Memory, parts
 from toolkit.record import StepRecord
-from toolkit.runtime import telemetry
+from toolkit.runtime import durable, telemetry
 
 ENGINE = "_execution_engine"  # of torch.autograd.Variable: every backward pass runs through it
 
@@ -178,7 +178,7 @@ class Listener:
             "apart": self.apart,
             "memory": memory,
         }
-        telemetry.write_durably(self.path, json.dumps(found).encode())
+        durable.replace(self.path, json.dumps(found).encode())
         program.leave(0)
 
 

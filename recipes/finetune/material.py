@@ -12,7 +12,7 @@ from recipes.finetune import chat, data, preferences, preparation
 from recipes.resume import Start
 from toolkit.errors import ToolkitError
 from toolkit.plan import Plan
-from toolkit.runtime.telemetry import write_durably
+from toolkit.runtime import durable
 
 
 class Material(NamedTuple):
@@ -71,7 +71,7 @@ def identity(plan: Plan, folder: Path) -> str:
             with path.open("rb", buffering=0) as file:
                 while piece := file.read(8 * 2**20):
                     total.update(piece)
-        write_durably(note, total.hexdigest().encode())
+        durable.replace(note, total.hexdigest().encode())
     return note.read_text()
 
 

@@ -25,10 +25,10 @@ from recipes.finetune import model as models
 from toolkit import plan as plans
 from toolkit.errors import ToolkitError
 from toolkit.plan import Plan
-from toolkit.runtime import checkpoint, together
+from toolkit.runtime import checkpoint, durable, together
 from toolkit.runtime.saver import Saver, start_from_durable
 from toolkit.runtime.signals import StopRequest, stopped_exit_code
-from toolkit.runtime.telemetry import STEPS, Telemetry, read_steps, run_record, write_durably
+from toolkit.runtime.telemetry import STEPS, Telemetry, read_steps, run_record
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -164,7 +164,7 @@ def _train(
     before = read_steps(folder) if (folder / STEPS).exists() else []
     telemetry = Telemetry(folder, run_record(plan.name, text, training.world_size, device), rank)
     if rank == 0 and (folder / "plan.json").resolve() != options.plan.resolve():
-        write_durably(folder / "plan.json", text)
+        durable.replace(folder / "plan.json", text)
     record = callbacks.RecordSteps(plan, telemetry, total)
     going_on = GoOn(plan, total, start, before, say)
     record.saver = Saver(folder, options.keep, options.keep_every, options.async_save, options.durable)

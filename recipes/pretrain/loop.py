@@ -24,9 +24,9 @@ from recipes.pretrain.model import Built
 from recipes.pretrain.reports import Reports
 from toolkit.plan import Plan
 from toolkit.record import EvaluationRecord, StepRecord
-from toolkit.runtime import checkpoint
+from toolkit.runtime import checkpoint, durable
 from toolkit.runtime.signals import StopRequest, stopped_exit_code
-from toolkit.runtime.telemetry import STEPS, Telemetry, read_steps, run_record, write_durably
+from toolkit.runtime.telemetry import STEPS, Telemetry, read_steps, run_record
 from toolkit.runtime.watchdog import IDLE
 
 
@@ -65,7 +65,7 @@ def train(
 
         text = trace.attach(built, text, plan.model.vocab_size, options.trace, start.step if start else 0)
     if rank == 0 and not (folder / "plan.json").exists():
-        write_durably(folder / "plan.json", plan_text)
+        durable.replace(folder / "plan.json", plan_text)
     reports = Reports(plan, folder, rank)
 
     saves = saving.Saves(plan, folder, built, options)

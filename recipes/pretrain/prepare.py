@@ -31,7 +31,7 @@ from recipes.pretrain import sources
 from recipes.pretrain.sources import Part
 from recipes.pretrain.tokens import HELD_OUT, Manifest, beside, encode, fingerprint, load_tokenizer
 from toolkit.errors import Problems, ToolkitError
-from toolkit.runtime.telemetry import write_durably
+from toolkit.runtime import durable
 
 BATCH = 256  # texts per call of the tokenizer
 RESULTS = (".bin", ".idx", f"{HELD_OUT}.bin", f"{HELD_OUT}.idx", ".json")
@@ -122,7 +122,7 @@ def _claim(folder: Path, job: Job, force: bool) -> None:
                 remedy="finish that preparation with its own options, or drop its parts with --force",
             )
         folder.mkdir(parents=True, exist_ok=True)
-        write_durably(record, text)
+        durable.replace(record, text)
     except OSError as error:
         raise ToolkitError(f"cannot write {folder}: {error}", remedy="choose another --out") from error
 
@@ -176,7 +176,7 @@ def _tokenise(number: int) -> tuple[int, str]:
         np.asarray(found_lengths, np.int32).tofile(_part(folder, number, which, "lengths"))
     train, held = lengths[""], lengths[HELD_OUT]
     counted = Counted(len(train), sum(train), len(held), sum(held), largest)
-    write_durably(folder / f"{number:06d}.json", msgspec.json.encode(counted))
+    durable.replace(folder / f"{number:06d}.json", msgspec.json.encode(counted))
     return number, ""
 
 
@@ -205,7 +205,7 @@ def _merge(job: Job, folder: Path, out: str, counted: list[Counted], end: int) -
         **totals | {"largest": max(one.largest for one in counted)},
         **hashes,
     )
-    write_durably(beside(out, ".json"), msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
+    durable.replace(beside(out, ".json"), msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
     return manifest
 
 

@@ -10,8 +10,8 @@ import msgspec
 
 from toolkit.plan import Plan
 from toolkit.record import StepRecord
-from toolkit.runtime import checkpoint
-from toolkit.runtime.telemetry import wandb_reporting, write_durably
+from toolkit.runtime import checkpoint, durable
+from toolkit.runtime.telemetry import wandb_reporting
 
 IDENTITY = "wandb_run_id"
 
@@ -68,4 +68,4 @@ def _restore(folder: Path) -> None:
     whole = checkpoint.complete(folder)
     found = checkpoint.facts(whole[-1]).get(IDENTITY) if whole else None
     if found and not (folder / IDENTITY).exists():
-        write_durably(folder / IDENTITY, str(found).encode())
+        durable.replace(folder / IDENTITY, str(found).encode())

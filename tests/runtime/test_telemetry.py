@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from toolkit.record import EvaluationRecord, RunRecord, StepRecord
+from toolkit.runtime import durable
 from toolkit.runtime.telemetry import (
     STEPS,
     Telemetry,
@@ -16,7 +17,6 @@ from toolkit.runtime.telemetry import (
     read_steps,
     run_record,
     wandb_reporting,
-    write_durably,
 )
 
 
@@ -95,8 +95,8 @@ def test_steps_survive_kill_9(tmp_path: Path) -> None:
 
 
 def test_replacing_a_file_leaves_nothing_beside_it(tmp_path: Path) -> None:
-    write_durably(tmp_path / "file", b"old")
-    write_durably(tmp_path / "file", b"new")
+    durable.replace(tmp_path / "file", b"old")
+    durable.replace(tmp_path / "file", b"new")
     assert (tmp_path / "file").read_bytes() == b"new"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 

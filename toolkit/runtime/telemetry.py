@@ -22,6 +22,7 @@ import msgspec
 
 from toolkit import __version__
 from toolkit.record import EvaluationRecord, RunRecord, StepRecord
+from toolkit.runtime import durable
 
 RUN, STEPS, EVALUATIONS = "run.json", "steps.jsonl", "evaluations.jsonl"
 PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "peft", "datasets", "megatron-core", "numpy")
@@ -93,7 +94,7 @@ class Telemetry:
         text = msgspec.json.format(
             msgspec.json.encode(msgspec.structs.replace(record, restart_count=earlier)), indent=2
         )
-        write_durably(folder / RUN, text + b"\n")
+        durable.replace(folder / RUN, text + b"\n")
         self._file = _open_at_line_end(folder / STEPS)
 
     def step(self, record: StepRecord) -> None:
@@ -128,21 +129,6 @@ def _open_at_line_end(path: Path) -> IO[bytes]:
     content = file.read()
     file.truncate(content.rfind(b"\n") + 1)
     return file
-
-
-def write_durably(path: Path, content: bytes) -> None:
-    """Replace a file in one step: a reader sees the old content or the new, also after a power cut."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def read_run(directory: str | Path) -> RunRecord:
@@ -182,6 +168,6 @@ def wandb_reporting(directory: str | Path, environment: MutableMapping[str, str]
     if rank == 0 and "WANDB_RUN_ID" not in environment:
         if not identity.exists():
             identity.parent.mkdir(parents=True, exist_ok=True)
-            write_durably(identity, os.urandom(8).hex().encode())
+            durable.replace(identity, os.urandom(8).hex().encode())
         environment["WANDB_RUN_ID"] = identity.read_text()
     return True

@@ -37,7 +37,7 @@ from pathlib import Path
 
 import msgspec
 
-from toolkit.runtime.telemetry import write_durably
+from toolkit.runtime import durable
 
 HUNG = 77  # exit code
 FOLDER, MARK = "stacks", "HANG"
@@ -184,7 +184,7 @@ class Watchdog:
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
             if not self._marked():
-                write_durably(self.folder / MARK, msgspec.json.encode(found))
+                durable.replace(self.folder / MARK, msgspec.json.encode(found))
 
     def _marked(self) -> bool:
         try:
@@ -198,7 +198,7 @@ class Watchdog:
                 file.write(f"rank {self.rank}: {found.section or 'between sections'}, step {found.step}\n")
                 file.flush()
                 faulthandler.dump_traceback(file, all_threads=True)
-            write_durably(self.folder / f"rank-{self.rank}.json", msgspec.json.encode(found))
+            durable.replace(self.folder / f"rank-{self.rank}.json", msgspec.json.encode(found))
         end = time.monotonic() + GRACE_SECONDS + 2.0 * self.limits.poll
         while time.monotonic() < end and len(_written(self.folder, self._started)) < self.world_size:
             time.sleep(0.1)

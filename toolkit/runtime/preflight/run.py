@@ -16,10 +16,10 @@ from typing import Any
 
 import msgspec
 
+from toolkit.runtime import durable
 from toolkit.runtime.preflight import collective, gpus, meeting, names, storage, versions
 from toolkit.runtime.preflight.request import Request
 from toolkit.runtime.preflight.verdict import BAD_NODE, Trouble, Verdict, judge
-from toolkit.runtime.telemetry import write_durably
 
 RESULT, BAD = "preflight.json", "preflight.bad"
 CHECKS = ("versions", "storage", "clock", "name", "gpus", "collective")
@@ -237,7 +237,7 @@ def _cut_off(request: Request, node: int, host: str, reason: str, since: float) 
 def _write(request: Request, verdict: Verdict) -> None:
     folder = Path(request.output_directory)
     with contextlib.suppress(OSError):  # a full disk is in the verdict, and on stderr
-        write_durably(folder / RESULT, msgspec.json.format(msgspec.json.encode(verdict), indent=2) + b"\n")
-        write_durably(folder / BAD, "".join(f"{name}\n" for name in verdict.bad_nodes).encode())
+        durable.replace(folder / RESULT, msgspec.json.format(msgspec.json.encode(verdict), indent=2) + b"\n")
+        durable.replace(folder / BAD, "".join(f"{name}\n" for name in verdict.bad_nodes).encode())
         for path in (folder / storage.FOLDER).iterdir():
             path.unlink()
