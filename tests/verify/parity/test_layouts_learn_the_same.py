@@ -97,7 +97,9 @@ def test_a_layout_learns_what_one_process_learns(
     assert found["verdict"] == "pass", found
     assert found["steps"] == STEPS and set(found["checks"].values()) == {"ok"} and found["cause"] == ""
     assert 0.0 <= found["closest"] <= 1.0 and found["tolerance"]["weights"] < 1.0e-5
-    assert found["max_abs_error"]["weights"] > 0.0 or found["max_abs_error"]["gradients"] > 0.0 or layout == "ddp2"
+    assert len(other.ranks) == plan.cluster.num_gpus and len(one.ranks) == 1  # not the reference with itself
+    differs = found["max_abs_error"]["weights"] > 0.0 or found["max_abs_error"]["gradients"] > 0.0
+    assert differs or layout in ("ddp2", "lora")  # both DDP on two ranks: a sum of two is the same in either order
     if model == "tied":
         assert other.ranks[0]["tied"]
     if model == "lengths":
