@@ -48,8 +48,10 @@ def main() -> None:
 
     found = {name.split("-")[0]: importlib.metadata.version(name) for name in ("torch", "deepspeed", "megatron-core")}
     parts = [HEAD.format(**found, steps=STEPS, faults=len(FAULTS))]
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(EXPERTS))
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(parent, "experts")  # the page tells the model by its folder's name
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(EXPERTS))
         jobs: tuple[tuple[str, str, str | None, dict[str, Any]], ...] = (
             ("Fine-tuning: recipe `tiny`", "tiny", None, {}),
             ("Pretraining: recipe `tiny-pretrain`", "tiny-pretrain", None, {}),
@@ -57,7 +59,7 @@ def main() -> None:
                 "Pretraining with 4 experts, 2 for each token",
                 "tiny-pretrain",
                 "dp2,ep2,ep2+zero1,tp2+sp",
-                {"model": folder, "sequence_length": 64},
+                {"model": str(folder), "sequence_length": 64},
             ),
         )
         for title, recipe, against, options in jobs:
