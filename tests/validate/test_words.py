@@ -4,29 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from toolkit.validate.words import (
-    Network,
-    data_overlap_of,
-    engine_of,
+from toolkit.validate.frameworks import engine_of, framework_of, has_recipe_defaults, shard_of, zero_of
+from toolkit.validate.kernels import (
     flash_generation_of,
-    framework_of,
     fused_loss_of,
     fuses_accumulation,
-    has_recipe_defaults,
-    has_shorter_samples,
     kernels_of,
     logged_losses_of,
-    optimizer_of,
-    per_gpu,
-    read_on_last_stage,
-    recomputed_layers,
-    recomputes_by_default,
-    shard_of,
-    sums_of,
-    tensor_overlap_of,
-    weights_of,
-    zero_of,
 )
+from toolkit.validate.networks import Network, per_gpu
+from toolkit.validate.notes import has_shorter_samples, read_on_last_stage
+from toolkit.validate.overlaps import data_overlap_of, tensor_overlap_of
+from toolkit.validate.recomputed import recomputed_layers, recomputes_by_default
+from toolkit.validate.states import optimizer_of, sums_of, weights_of
 
 
 @pytest.mark.parametrize(

@@ -131,3 +131,13 @@ def recompute_modules(text: str) -> str:
         rest, times = re.subn(rf"\b({pattern})\b", " ", rest.replace("_", " "))
         found.update(names if times else ())
     return "+".join(sorted(found)) or "core_attn"
+
+
+def has_shorter_samples(notes: str) -> bool:
+    """Whether ``seq_len`` is only the most that a sample may have: what was run is shorter, and not stated."""
+    return re.search(r"samples (are|may be)[^;]*shorter|\(unpacked\)", notes.casefold()) is not None
+
+
+def read_on_last_stage(text: str) -> bool:
+    """Whether the memory is that of the last rank (Megatron logs there), not of the fullest one."""
+    return re.search(r"\blast\b[)\s]*rank", text.casefold()) is not None

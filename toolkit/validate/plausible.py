@@ -11,8 +11,9 @@ from toolkit.estimate.flop import forward_flop_per_token
 from toolkit.estimate.matmul import achievable, peak_flop_per_second
 from toolkit.estimate.memory import memory
 from toolkit.strategy import RECOMPUTE, Strategy
-from toolkit.validate import words
+from toolkit.validate.frameworks import shard_of
 from toolkit.validate.job import Job
+from toolkit.validate.recomputed import checkpoints_whole_layers
 
 TERA = 1e12
 # over the memory of the card before a reading is given up: above what the memory model is wrong by on most runs
@@ -66,11 +67,11 @@ def as_it_fitted(job: Job, calibration: Calibration) -> Job:
 def _readings(job: Job) -> list[dict[str, int]]:
     """What may stand for fields that are blank, from the least to the most that is saved."""
     row, s = job.row, job.strategy
-    checkpoints = words.checkpoints_whole_layers(row.text("framework"), s.framework)
+    checkpoints = checkpoints_whole_layers(row.text("framework"), s.framework)
     again = not row.text("recompute_norm") and s.recompute == 0 and checkpoints
     stages = [0, 3] if s.framework == "deepspeed" and f"{STAGE} 0" in job.assumed else [s.zero_stage]
     node = job.cluster.gpus_per_node
-    hybrid = row.text("zero_norm") == "hsdp" and s.dp_shard == node and not words.shard_of(row.text("zero_stage"), node)
+    hybrid = row.text("zero_norm") == "hsdp" and s.dp_shard == node and not shard_of(row.text("zero_stage"), node)
     shards = [s.dp_shard]
     while hybrid and shards[-1] < s.dp and s.dp % (2 * shards[-1]) == 0:
         shards.append(2 * shards[-1])

@@ -57,6 +57,10 @@ _UNITS = {"gpu_mem_gb": "gi?b", "peak_mem_gib": "gib", "params_b": "b", "step_ti
 _SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "stroke"}
 
 
+class Unusable(Exception):
+    """Ends the reading of one row; ``job_of`` makes a skip of it."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One run. A blank field is ``""``, or None as a number: what the source does not state."""

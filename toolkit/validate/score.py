@@ -14,8 +14,8 @@ from toolkit.estimate.memory import stage_memory
 from toolkit.estimate.verdict import verdict
 from toolkit.estimates import VERDICTS, Estimate, MemoryEstimate
 from toolkit.interval import Interval
-from toolkit.validate import words
 from toolkit.validate.job import GIB, Job
+from toolkit.validate.notes import read_on_last_stage
 from toolkit.validate.plausible import as_it_fitted, impossible
 from toolkit.validate.rows import Row
 
@@ -67,7 +67,7 @@ def score(job: Job, calibration: Calibration) -> Score | str:
     job = as_it_fitted(job, calibration)
     found = evaluate(job.model, job.cluster, job.workload, job.strategy, calibration)
     seconds, held = float(found.step.seconds), found.memory
-    if words.read_on_last_stage(job.row.text("mem_kind")):
+    if read_on_last_stage(job.row.text("mem_kind")):
         table = tables(job.model, job.workload, job.strategy.framework)
         last = stages(job.model, job.strategy, table)[1]
         held = stage_memory(job.model, job.cluster, job.workload, job.strategy, calibration, table, last)

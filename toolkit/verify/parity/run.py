@@ -12,7 +12,8 @@ from typing import Any
 from toolkit.errors import Problems, ToolkitError
 from toolkit.plan import Plan
 from toolkit.strategy import describe
-from toolkit.verify.parity.causes import find, said_by_the_program
+from toolkit.verify.parity.causes import find
+from toolkit.verify.parity.causes_update import said_by_the_program
 from toolkit.verify.parity.checks import checks
 from toolkit.verify.parity.compare import QUANTITIES, Comparison, compare
 from toolkit.verify.parity.start import Refused, start, write
