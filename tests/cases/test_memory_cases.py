@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from toolkit.cli.main import group
 from toolkit.errors import ToolkitError
-from toolkit.estimate.activations import logits_bytes
+from toolkit.estimate.logits import logits_bytes
 from toolkit.estimate.memory_deepspeed import bucket_bytes
 from toolkit.estimate.verdict import verdict
 from toolkit.estimates import VERDICTS

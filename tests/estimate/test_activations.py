@@ -21,9 +21,10 @@ from tests.estimate.shapes import (
     static,
     transient,
 )
-from toolkit.estimate.activations import chunked_logits_bytes, expert_exchange_bytes, kept_bytes, logits_bytes
+from toolkit.estimate.activations import expert_exchange_bytes, kept_bytes
 from toolkit.estimate.layer_bytes import layer_bytes
 from toolkit.estimate.layout import in_flight
+from toolkit.estimate.logits import chunked_logits_bytes, logits_bytes
 from toolkit.estimate.selective import selective_bytes
 from toolkit.workload import Workload
 

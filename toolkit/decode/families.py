@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from toolkit.decode import classic, dense, linear, moe, state_space, vision
+from toolkit.decode import classic, dense, hybrids, latent, linear, moe, moe_keys, state_space, vision
 from toolkit.decode.common import Fields
 from toolkit.decode.reader import Reader, Unsupported
 
@@ -21,12 +21,21 @@ ALIASES = {
     "minimax_text_01": "minimax",
     "minimax_m1": "minimax",
 }
+_TABLES = (
+    classic.FAMILIES,
+    moe.FAMILIES,
+    moe_keys.FAMILIES,
+    latent.FAMILIES,
+    state_space.FAMILIES,
+    hybrids.FAMILIES,
+    linear.FAMILIES,
+)
 
 
 def known() -> list[str]:
     """Every model_type that can be decoded."""
-    text = [*dense.FAMILIES, *classic.FAMILIES, *moe.FAMILIES, *state_space.FAMILIES, *linear.FAMILIES, *_SAME]
-    return sorted({*text, *vision.FAMILIES})
+    text = [family for table in (dense.FAMILIES, *_TABLES) for family in table]
+    return sorted({*text, *_SAME, *vision.FAMILIES})
 
 
 def decode_text(read: Reader) -> Fields:
@@ -37,7 +46,7 @@ def decode_text(read: Reader) -> Fields:
         if read.family == "glm4v_text":  # always biased, whatever the config says
             fields["attention_bias"] = True
         return fields
-    for table in (classic.FAMILIES, moe.FAMILIES, state_space.FAMILIES, linear.FAMILIES):
+    for table in _TABLES:
         if family in table:
             return table[family](read)
     raise Unsupported(f"a language model of model_type {read.family!r}")

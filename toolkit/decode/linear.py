@@ -18,7 +18,7 @@ from toolkit.decode.common import (
     trunk,
     untied,
 )
-from toolkit.decode.moe import latent_attention
+from toolkit.decode.latent import latent_attention
 from toolkit.decode.reader import Reader, Unsupported
 
 

@@ -15,7 +15,8 @@ from typing import NamedTuple
 from toolkit.cluster import Accelerator
 from toolkit.errors import ToolkitError
 from toolkit.registry import files
-from toolkit.registry.hardware import AcceleratorFile, to_accelerator
+from toolkit.registry.conversion import to_accelerator
+from toolkit.registry.hardware import AcceleratorFile
 from toolkit.registry.strict import decode
 
 KIND = "accelerators"
