@@ -45,6 +45,8 @@ def run(request: Request, node: int, host: str) -> Verdict:
     except meeting.Unreachable as error:
         return _cut_off(request, node, host, str(error), since)
     try:
+        if request.nodes > 1 and "storage" in facts and not facts["storage"].get("error"):
+            facts["storage"]["shared"] = _limited(lambda: storage.sees_first(request), "the shared folder") is True
         facts["clock"] = [met.clock_seconds, met.clock_error_seconds]
         facts["name"] = listener.facts() if listener else None
         verdict = _together(request, node, met, facts, since)

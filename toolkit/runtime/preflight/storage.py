@@ -2,9 +2,13 @@
 
     bytes needed   = checkpoint * (keep + 1)              one more is there while the next is being written
     seconds of a save = checkpoint / (sum over nodes of measured bytes/s)    all nodes write at the same time
+    of a node's share = checkpoint / nodes / measured bytes/s
 
-The speed is that of a file of ``WRITE_BYTES`` (or of ``WRITE_SECONDS``), fsynced: a short write cannot tell what
-caches and quotas do to a long one. Left out: quotas, which no portable call tells.
+The speed is the best of ``WRITES`` files of ``WRITE_BYTES``, fsynced, within ``WRITE_SECONDS`` together: what else
+uses the storage at the moment only ever makes a write slower. A node that writes ``SLOW`` times slower than the median
+one is bad only where its share would take much longer than the plan has for a save: a small checkpoint is no reason to
+do without a node. A short write cannot tell what caches and quotas do to a long one. Left out: quotas, which no
+portable call tells.
 """
 
 from __future__ import annotations
@@ -20,8 +24,9 @@ from toolkit.runtime.preflight.verdict import Trouble
 from toolkit.units import format_bytes, format_seconds
 
 FOLDER = "preflight"  # inside the output directory
-WRITE_BYTES, WRITE_SECONDS, CHUNK = 64 * 2**20, 3.0, 4 * 2**20
+WRITES, WRITE_BYTES, WRITE_SECONDS, CHUNK = 3, 64 * 2**20, 3.0, 4 * 2**20
 SLOW = 4.0  # times slower than the plan, or than the median node, before it is said
+SHORT_SAVE_SECONDS = 10.0  # whatever the plan has: so long a save may take
 SHARED_SECONDS = 3.0  # an attribute cache may hide a new file for so long
 CLOCK_WARNING, CLOCK_ERROR = 1.0, 30.0
 
@@ -43,11 +48,10 @@ def token_file(request: Request) -> Path:
 
 
 def facts(request: Request, node: int) -> StorageFacts:
-    """Look and measure; removes what it wrote."""
+    """Look and measure; removes what it wrote. Whether the folder is shared is :func:`sees_first`'s to tell."""
     folder = Path(request.output_directory) / FOLDER
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        shared = _sees(token_file(request)) if request.nodes > 1 else True
         space = os.statvfs(folder)
         speed, clock = _write(folder / f"write-{node}-{os.getpid()}")
         return StorageFacts(
@@ -55,13 +59,14 @@ def facts(request: Request, node: int) -> StorageFacts:
             free_inodes=space.f_favail if space.f_files else -1,
             bytes_per_second=speed,
             server_clock_seconds=clock,
-            shared=shared,
         )
     except OSError as error:
         return StorageFacts(error=str(error))
 
 
-def _sees(path: Path) -> bool:
+def sees_first(request: Request) -> bool:
+    """Whether the first node's token is here; it has written it once the nodes have met, however late it started."""
+    path = token_file(request)
     end = time.monotonic() + SHARED_SECONDS
     while not path.exists():
         if time.monotonic() > end:
@@ -71,11 +76,22 @@ def _sees(path: Path) -> bool:
 
 
 def _write(path: Path) -> tuple[float, float]:
+    """Bytes a second of the fastest write, and the clock of the last."""
     chunk = os.urandom(CHUNK)  # zeros may be compressed away
+    end, speed, clock = time.perf_counter() + WRITE_SECONDS, 0.0, 0.0
+    for _ in range(WRITES):
+        found, clock = _write_once(path, chunk, end)
+        speed = max(speed, found)
+        if time.perf_counter() > end:
+            break
+    return speed, clock
+
+
+def _write_once(path: Path, chunk: bytes, end: float) -> tuple[float, float]:
     before, start, written = time.time(), time.perf_counter(), 0
     try:
         with path.open("wb", buffering=0) as file:
-            while written < WRITE_BYTES and time.perf_counter() - start < WRITE_SECONDS:
+            while written < WRITE_BYTES and (not written or time.perf_counter() < end):
                 written += file.write(chunk)
             os.fsync(file.fileno())
             seconds, after = time.perf_counter() - start, time.time()
@@ -149,9 +165,18 @@ def _speed(request: Request, by_node: dict[str, StorageFacts]) -> list[Trouble]:
     usual = speeds[(len(speeds) - 1) // 2] if speeds else 0.0
     for node, found in by_node.items():
         if len(speeds) > 2 and found.bytes_per_second * SLOW < usual:
+            share = request.checkpoint_bytes / request.nodes / max(found.bytes_per_second, 1.0)
             message = f"writes {format_bytes(found.bytes_per_second)}/s, the other nodes {format_bytes(usual)}/s"
             troubles.append(
-                Trouble(check="storage", nodes=(node,), message=message, remedy="look at its mount and network")
+                Trouble(
+                    check="storage",
+                    nodes=(node,),
+                    message=f"{message}; its share of a save would take {format_seconds(share)}",
+                    remedy="look at its mount and network",
+                    severity="error"
+                    if share > max(SHORT_SAVE_SECONDS, SLOW * request.checkpoint_seconds)
+                    else "warning",
+                )
             )
     seconds = save_seconds(request, by_node)
     if request.stop_seconds and seconds > request.stop_seconds:
