@@ -1,7 +1,8 @@
 """What a TOML file about an accelerator or a cluster may hold, in the units people use.
 
-Units stand in the key names and are converted once, in :mod:`toolkit.registry.conversion`. A bandwidth is one direction, and its key says
-whether it belongs to one GPU or is shared by all GPUs of a node: exactly one of the four keys is given.
+Units stand in the key names and are converted once, in :mod:`toolkit.registry.conversion`. A bandwidth is one
+direction, and its key says whether it belongs to one GPU or is shared by all GPUs of a node: exactly one of the four
+keys is given.
 """
 
 from __future__ import annotations
