@@ -21,6 +21,20 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     process_started_unix: float = 0.0  # seconds since 1970: before anything was imported; 0: not known
 
 
+class StepSeconds(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where the seconds of a step went, on rank 0; all sum to ``seconds`` + ``save`` + ``evaluation`` of the step.
+
+    data + forward_backward + optimizer + other = seconds of the step
+    """
+
+    data: float  # waiting for its batch
+    forward_backward: float  # all micro batches, and the reduction of gradients over the ranks
+    optimizer: float  # norm of the gradients, clipping, update, gathering of updated weights
+    other: float  # logging, agreeing to go on
+    save: float = 0.0  # ``save_stall_seconds``: before this step, since the one before
+    evaluation: float = 0.0  # held-out losses since the step before
+
+
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One optimizer step, all ranks together. ``loss`` and ``gradient_norm`` are null where not finite."""
 
@@ -35,6 +49,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     restart: int = 0  # which start made it: 0 is the first; filled in when it is written, as is the next
     ended_unix: float = 0.0  # seconds since 1970 when it was written; 0: not known
     save_stall_seconds: float = 0.0  # for which saves have held up training since the step before; not in ``seconds``
+    seconds_by_part: StepSeconds | None = None  # not in files of older versions
     reward_margin: float | None = None  # of pairs: beta times the margin of their log ratios, chosen over rejected
     reward_accuracy: float | None = None  # share of pairs whose margin is more than 0
 

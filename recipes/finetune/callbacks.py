@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -13,6 +12,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from recipes import resume
 from recipes.finetune.batches import prove_isolation
 from toolkit.plan import Plan
+from recipes.step_clock import FORWARD_BACKWARD, OPTIMIZER, OTHER, StepClock
 from toolkit.recipe import sequences_per_step
 from toolkit.record import EvaluationRecord, StepRecord
 from toolkit.runtime.saver import Saver
@@ -25,12 +25,14 @@ class RecordSteps(TrainerCallback):
 
     def __init__(self, plan: Plan, telemetry: Telemetry, total_steps: int, screen: TextIO = sys.stderr) -> None:
         self.plan, self.telemetry, self.total_steps = plan, telemetry, total_steps
+    trainer: Any = None  # set once there is one
+
         self.screen = screen
         self.last_loss: float | None = None
         self.held_out_loss: float | None = None
         self.evaluated = -1  # after which step
         self.saver: Saver | None = None  # set once there is one
-        self._since = 0.0
+        self.clock = StepClock()
         self._bar: Any = None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -39,7 +41,35 @@ class RecordSteps(TrainerCallback):
             from tqdm import tqdm
 
             self._bar = tqdm(total=args.max_steps, initial=state.global_step, unit="step", file=self.screen)
-        self._since = time.perf_counter()
+        self.clock = StepClock(gpu=not args.use_cpu and torch.cuda.is_available())
+        self._attach()
+        self.clock.start()
+
+    def _attach(self) -> None:
+        """The update begins where gradients are clipped, or measured only; DeepSpeed's engine does both."""
+        if self.trainer is None:
+            return
+        engine = getattr(self.trainer, "deepspeed", None)
+        owner, name = (self.trainer.accelerator, "clip_grad_norm_") if engine is None else (engine, "step")
+        method = getattr(owner, name)
+        if getattr(method, "timed_by", None) is self:  # training begins a second time
+            return
+
+        def timed(*positional: Any, **keywords: Any) -> Any:
+            if engine is None or engine.is_gradient_accumulation_boundary():
+                self.clock.enter(OPTIMIZER)
+            return method(*positional, **keywords)
+
+        timed.timed_by = self  # type: ignore[attr-defined]
+        setattr(owner, name, timed)
+
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """All micro batches of the step have been read."""
+        self.clock.enter(FORWARD_BACKWARD)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """The weights have moved, or will, once the device gets there."""
+        self.clock.enter(OTHER)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """The bar stays where it is."""
@@ -58,11 +88,14 @@ class RecordSteps(TrainerCallback):
         """The Trainer has just read the loss from the device, so the step's work is done at this moment."""
         if logs is None or "loss" not in logs:
             return
-        now, contract = time.perf_counter(), self.plan.contract
+        contract = self.plan.contract
+        stall = self.saver.take_stall_seconds() if self.saver is not None else 0.0
+        seconds, parts = self.clock.stop(stall)
         peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() and not args.use_cpu else None
         record = StepRecord(
             step=state.global_step,
-            seconds=now - self._since,
+            seconds=seconds,
+            seconds_by_part=parts,
             tokens=sequences_per_step(contract) * contract.sequence_length,
             loss=logs["loss"],
             learning_rate=logs["learning_rate"],
@@ -71,7 +104,7 @@ class RecordSteps(TrainerCallback):
             samples_seen=state.global_step * contract.global_batch_size,
             reward_margin=logs.get("rewards/margins"),
             reward_accuracy=logs.get("rewards/accuracies"),
-            save_stall_seconds=self.saver.take_stall_seconds() if self.saver is not None else 0.0,
+            save_stall_seconds=stall,
         )
         self.last_loss = record.loss
         self.telemetry.step(record)
@@ -85,7 +118,7 @@ class RecordSteps(TrainerCallback):
                 f"  learning rate {record.learning_rate:.3g}  {record.seconds:.2f} s",
                 flush=True,
             )
-        self._since = time.perf_counter()
+        self.clock.start()
 
     def on_evaluate(
         self,
@@ -101,6 +134,7 @@ class RecordSteps(TrainerCallback):
             self.held_out_loss, self.evaluated = loss, state.global_step
             self.telemetry.evaluation(
                 EvaluationRecord(
+            self.clock.evaluation += metrics["eval_seconds"]
                     step=state.global_step,
                     held_out_loss=loss,
                     tokens=tokens,
@@ -115,11 +149,11 @@ class RecordSteps(TrainerCallback):
                     self._bar.write(line, file=sys.stdout)
                 else:
                     print(line, flush=True)
-        self._since = time.perf_counter()
+        self.clock.start()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """A save is over; it is no part of the next step."""
-        self._since = time.perf_counter()
+        self.clock.start()
 
 
 class ProveIsolation(TrainerCallback):

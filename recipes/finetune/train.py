@@ -195,7 +195,7 @@ def _train(
         ],
         **own,
     )
-    isolation.trainer = going_on.trainer = trainer
+    isolation.trainer = going_on.trainer = record.trainer = trainer
     commits.attach(trainer)
     trainer.remove_callback(PrinterCallback)
     if options.trace is not None:

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
@@ -22,6 +23,7 @@ from recipes.pretrain.hugging_face import transfer
 from recipes.pretrain.machine import Machine
 from recipes.pretrain.model import Built
 from recipes.pretrain.reports import Reports
+from recipes.step_clock import FORWARD_BACKWARD, OPTIMIZER, OTHER, StepClock
 from toolkit.plan import Plan
 from toolkit.record import EvaluationRecord, StepRecord
 from toolkit.runtime import checkpoint, durable
@@ -87,6 +89,7 @@ def train(
         options.watchdog.enter("evaluation", step)
         started = time.perf_counter()
         found = evaluation.mean_loss(built, core, text.held_out, options.eval_sequences, machine.device)
+        clock.evaluation += time.perf_counter() - started
         if found is not None and text.held_out is not None:
             telemetry.evaluation(
                 EvaluationRecord(
@@ -100,15 +103,17 @@ def train(
             reports.log(step, {"held_out_loss": found})
         return found
 
+    clock = StepClock(gpu=machine.device == "cuda")
     done = start.step if start else 0
     stopped, loss, step = False, float("nan"), done
     for step in range(done + 1, last + 1):
         options.watchdog.enter("step", step)
-        started = time.perf_counter()
+        clock.start()
         rate = schedule.learning_rate(step - 1, total, contract)
         model.set_learning_rate(built.optimizer, rate, contract.weight_decay)
-        loss, gradient_norm = optimizer_step(built, core, text.train, step, machine.device)
-        seconds, stall = time.perf_counter() - started, saves.after_step()
+        loss, gradient_norm = optimizer_step(built, core, text.train, step, machine.device, clock)
+        seconds, parts = clock.stop()
+        stall = saves.after_step()
         written = StepRecord(
             step=step,
             seconds=seconds,
@@ -119,6 +124,7 @@ def train(
             peak_memory_bytes=torch.cuda.max_memory_allocated() if machine.device == "cuda" else None,
             samples_seen=step * contract.global_batch_size,
             save_stall_seconds=stall,
+            seconds_by_part=msgspec.structs.replace(parts, save=stall),
         )
         telemetry.step(written)
         reports.step(written)
@@ -171,7 +177,7 @@ def _save_result(plan: Plan, core: CoreConfig, built: Built, folder: Path, rank:
 
 
 def optimizer_step(
-    built: Built, core: CoreConfig, sequences: data.Sequences, step: int, device: str
+    built: Built, core: CoreConfig, sequences: data.Sequences, step: int, device: str, clock: StepClock
 ) -> tuple[float, Any]:
     """One global batch through the library's schedule and one update; the mean loss per token and the gradient norm."""
     training = core.training
@@ -179,7 +185,8 @@ def optimizer_step(
     for chunk in built.chunks:
         chunk.zero_grad_buffer()
     built.optimizer.zero_grad()
-    batches = [data.micro_batches(sequences, step - 1, training, ranks, rank) for _ in built.chunks]
+    clock.enter(FORWARD_BACKWARD)
+    batches = [clock.reads(data.micro_batches(sequences, step - 1, training, ranks, rank)) for _ in built.chunks]
     several = len(built.chunks) > 1  # the interleaved schedule takes lists, the others one of each
     results = get_forward_backward_func()(
         forward_step_func=forward.forward_step(device),
@@ -190,7 +197,9 @@ def optimizer_step(
         micro_batch_size=training.micro_batch_size,
         forward_only=False,
     )
+    clock.enter(OPTIMIZER)
     _, gradient_norm, _ = built.optimizer.step()
+    clock.enter(OTHER)
     return forward.mean_loss(results, device), gradient_norm
 
 

@@ -55,6 +55,10 @@ def test_telemetry_is_complete_and_follows_the_contract(whole: Path) -> None:
         assert step.step == number
         assert step.tokens == 16 * 128 and step.samples_seen == 16 * number
         assert step.seconds > 0 and step.gradient_norm is not None and step.gradient_norm > 0
+        parts = step.seconds_by_part
+        assert parts is not None and parts.save == step.save_stall_seconds
+        assert min(parts.data, parts.forward_backward, parts.optimizer, parts.other) > 0.0
+        assert parts.data + parts.forward_backward + parts.optimizer + parts.other == pytest.approx(step.seconds)
         # prepared by accelerate, a scheduler would step once per rank
         assert step.learning_rate == pytest.approx(learning_rate(number - 1, 60, made.contract), rel=1e-9, abs=1e-12)
 

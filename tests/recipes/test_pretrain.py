@@ -139,6 +139,15 @@ def test_the_held_out_loss_is_in_the_telemetry(single_folder, single):
 
 
 @pytest.mark.slow
+def test_the_seconds_of_a_step_are_told_by_part(single):
+    for step in single:
+        parts = step.seconds_by_part
+        assert parts.save == step.save_stall_seconds
+        assert min(parts.data, parts.forward_backward, parts.optimizer, parts.other) > 0.0
+        assert parts.data + parts.forward_backward + parts.optimizer + parts.other == pytest.approx(step.seconds)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy",
     [

@@ -6,12 +6,13 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from toolkit.errors import ToolkitError
-from toolkit.record import EvaluationRecord, StepRecord
+from toolkit.record import EvaluationRecord, StepRecord, StepSeconds
 from toolkit.runtime import goodput
 from toolkit.runtime.telemetry import Telemetry, run_record
 
@@ -42,6 +43,17 @@ def test_an_example_by_hand() -> None:
     assert (found.idle_seconds, found.other_seconds) == (60, 2)  # 4 s of the torn step and 56 s
     assert found.goodput == 40 / 175
     assert (found.starts, found.steps, found.repeated_steps) == (2, 4, 1)
+
+
+def test_parts_are_those_of_the_steps_that_count() -> None:
+    """Step 2 was made twice, and step 1 by a version that told no parts."""
+    steps = [line(1, 10, 1020), line(2, 10, 1030), line(2, 8, 1050, 1), line(3, 8, 1058, 1)]
+    for number, data in ((1, 5.0), (2, 1.0), (3, 2.0)):
+        parts = StepSeconds(data=data, forward_backward=4, optimizer=0.5, other=0.5)
+        steps[number] = msgspec.structs.replace(steps[number], seconds_by_part=parts)
+    found = goodput.account([1000.0, 1040.0], steps, [])
+    assert found.productive_by_part == {"data": 3, "forward_backward": 8, "optimizer": 1, "other": 1}
+    assert goodput.account([1000.0], steps[:1], []).productive_by_part == {}
 
 
 some = st.integers(0, 64).map(lambda n: n / 4)  # sums of quarters are exact

@@ -32,3 +32,7 @@ def command(run_dir: str, as_json: bool) -> None:
         seconds = getattr(found, part)
         name = part.removesuffix("_seconds").replace("_", " ")
         click.echo(f"  {name:<12}{format_seconds(max(seconds, 0.0)):>12}{100.0 * seconds / found.total_seconds:>8.1f}%")
+        told = sum(found.productive_by_part.values())
+        if part == "productive_seconds" and told:
+            shares = [f"{name.replace('_', '-')} {100 * s / told:.1f}%" for name, s in found.productive_by_part.items()]
+            click.echo(f"    {', '.join(shares)}")

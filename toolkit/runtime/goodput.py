@@ -22,6 +22,7 @@ badput: start-up, checkpoints, wasted progress, recovery). Not counted here: whe
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
 
@@ -42,6 +43,7 @@ PARTS = (
     "idle_seconds",
     "other_seconds",
 )
+STEP_PARTS = ("data", "forward_backward", "optimizer", "other")  # of the seconds of a step
 
 
 class Goodput(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +61,13 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
     starts: int
     steps: int  # that count
     repeated_steps: int
+    productive_by_part: dict[str, float] = {}  # of the steps that count and tell it: seconds on rank 0
+
+
+def by_part(steps: Iterable[StepRecord]) -> dict[str, float]:
+    """Seconds of these steps in each of ``STEP_PARTS``; empty where none tells its parts, as in older files."""
+    told = [record.seconds_by_part for record in steps if record.seconds_by_part is not None]
+    return {part: sum(getattr(each, part) for each in told) for part in STEP_PARTS} if told else {}
 
 
 def account(
@@ -100,6 +109,7 @@ def account(
         starts=len(starts),
         steps=len(kept),
         repeated_steps=len(steps) - len(kept),
+        productive_by_part=by_part(steps[number] for number in kept.values()),
     )
 
 
