@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from recipes.finetune import rows
+from recipes.finetune.documents import require_text
 from toolkit.errors import ToolkitError
 
 Encoded = tuple[list[int], list[bool]]  # tokens of a sequence, and which of them are learnt
@@ -29,6 +31,7 @@ Span = tuple[int, int]  # characters: first, last + 1
 MARKER = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 TEMPLATES = Path(__file__).parent.parent / "chat_templates"
+NOT_WRITTEN = "the chat template does not write what the assistant says"
 SIMPLE = "simple"  # for tokenizers without a template: plain text, no new tokens
 
 
@@ -40,7 +43,14 @@ def shipped() -> list[str]:
 def template_of(tokenizer: Any) -> str:
     """The tokenizer's own template; of several the one named default; empty where it has none."""
     template = getattr(tokenizer, "chat_template", None) or ""
-    return template if isinstance(template, str) else str(template.get("default", ""))
+    if isinstance(template, Mapping):
+        template = template.get("default", "")
+    if not isinstance(template, str):
+        raise ToolkitError(
+            f"the tokenizer's chat template is {rows.kind(template)}, not text",
+            remedy="correct chat_template in its tokenizer_config.json, or name one in the contract",
+        )
+    return template
 
 
 def writes_begin(tokenizer: Any) -> bool:
@@ -71,23 +81,39 @@ def conversation(
     Without ``completion_only`` every token of the conversation is learnt. Raises ToolkitError for messages of
     another form, and for a template that cannot write them.
     """
-    _check(messages)
+    check(messages)
     template = template_of(tokenizer)
     marked = completion_only and MARKER.search(template) is not None
     whole, spans = _render(messages, tokenizer, template, marked)
-    if marked or not completion_only:
-        spans = spans if marked else [(0, len(whole))]
-        if spans:
-            yield _tokens(whole, spans, tokenizer)
+    if not completion_only:
+        if whole:
+            yield _tokens(whole, [(0, len(whole))], tokenizer)
         return
     answers = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+    if marked:
+        written = [(first, last) for first, last in spans if last > first]
+        if not written and any(messages[at]["content"].strip() for at in answers):
+            raise ToolkitError(NOT_WRITTEN, remedy="correct the {% generation %} markers of the tokenizer's template")
+        if spans:
+            yield _tokens(whole, _until_the_end(whole, spans, tokenizer), tokenizer)
+        return
     texts = [_around(messages, at, tokenizer, template) for at in answers]
     if all(whole.startswith(after) for _, after in texts):
-        if texts:
-            yield _tokens(whole, [(len(before), len(after)) for before, after in texts], tokenizer)
+        spans = [(len(before), len(after)) for before, after in texts]
+        if spans:
+            yield _tokens(whole, _until_the_end(whole, spans, tokenizer), tokenizer)
         return
     for before, after in texts:
-        yield _tokens(after, [(len(before), len(after))], tokenizer)
+        yield _tokens(after, _until_the_end(after, [(len(before), len(after))], tokenizer), tokenizer)
+
+
+def _until_the_end(text: str, spans: list[Span], tokenizer: Any) -> list[Span]:
+    """Spans without the blanks after the end token (as chatml has a line end there), which nobody generates."""
+    end = tokenizer.special_tokens_map.get("eos_token") or ""
+    cut = [(first, first + len(text[first:last].rstrip())) for first, last in spans]
+    return [
+        short if end and text[slice(*short)].endswith(end) else span for span, short in zip(spans, cut, strict=True)
+    ]
 
 
 def answer(messages: Sequence[Mapping[str, Any]], first: int, tokenizer: Any) -> Encoded:
@@ -95,7 +121,7 @@ def answer(messages: Sequence[Mapping[str, Any]], first: int, tokenizer: Any) ->
 
     Raises ToolkitError as :func:`conversation` does.
     """
-    _check(messages)
+    check(messages)
     template = template_of(tokenizer)
     whole, _ = _render(messages, tokenizer, template)
     before = _render(messages[:first], tokenizer, template, prompt=True)[0] if first else ""
@@ -105,6 +131,8 @@ def answer(messages: Sequence[Mapping[str, Any]], first: int, tokenizer: Any) ->
         raise ToolkitError(
             "the chat template rewrites the conversation before the answer", remedy="use another template or other rows"
         )
+    if len(whole) == len(before):
+        raise ToolkitError(NOT_WRITTEN, remedy="use another template: chat_template in the contract")
     return _tokens(whole, [(len(before), len(whole))], tokenizer)
 
 
@@ -121,19 +149,25 @@ def _around(messages: Sequence[Mapping[str, Any]], at: int, tokenizer: Any, temp
             "the chat template does not mark what the assistant says, and rewrites the conversation before it",
             remedy="put {% generation %} and {% endgeneration %} around it in the tokenizer's template",
         )
+    if messages[at]["content"].strip() and not after[len(before) :].strip():
+        raise ToolkitError(NOT_WRITTEN, remedy="use another template: chat_template in the contract")
     return before, after
 
 
-def _check(messages: Sequence[Mapping[str, Any]]) -> None:
+def check(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Raise ToolkitError unless there are messages, each with a role and text."""
     for number, message in enumerate(messages, start=1):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            found = ", ".join(map(str, message)) if isinstance(message, Mapping) else type(message).__name__
-            raise ToolkitError(f"message {number} has {found or 'nothing'}", remedy="a message has role and content")
-        if not isinstance(message.get("content"), str):
-            kind = type(message.get("content")).__name__
+            found = rows.columns(message) if isinstance(message, Mapping) else rows.kind(message)
+            raise ToolkitError(f"message {number} has {found}", remedy="a message has role and content")
+        content = message.get("content")
+        if not isinstance(content, str):
+            what = f"is {rows.kind(content)}, not text" if "content" in message else "is not there"
             raise ToolkitError(
-                f"the content of message {number} is {kind}, not text", remedy="this program trains on text"
+                f"the content of message {number} ({message['role']}) {what}",
+                remedy="this program trains on text: correct or remove the row",
             )
+        require_text(content, f"message {number}")
     if not messages:
         raise ToolkitError("the conversation has no messages", remedy="remove the row")
 
@@ -141,7 +175,6 @@ def _check(messages: Sequence[Mapping[str, Any]]) -> None:
 def _render(
     messages: Sequence[Mapping[str, Any]], tokenizer: Any, template: str, marked: bool = False, prompt: bool = False
 ) -> tuple[str, list[Span]]:
-    from jinja2 import TemplateError
     from transformers.utils.chat_template_utils import render_jinja_template
 
     plain = [{name: value for name, value in message.items() if value is not None} for message in messages]
@@ -153,10 +186,11 @@ def _render(
             add_generation_prompt=prompt,
             **tokenizer.special_tokens_map,
         )
-    except (TemplateError, TypeError, ValueError, KeyError) as error:
+    except Exception as error:  # a template is a program of its own, and may fail as any
         roles = ", ".join(str(message["role"]) for message in messages)
         raise ToolkitError(
-            f"the chat template cannot write the roles {roles}: {error}", remedy="change the rows or the template"
+            f"the chat template cannot write the roles {roles}: {error or type(error).__name__}",
+            remedy="change the rows or the template",
         ) from error
     return texts[0], [(first, last) for first, last in spans[0]] if marked else []
 

@@ -11,15 +11,16 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from recipes.finetune import packing, tokenise
-from recipes.finetune.documents import Document, files_of, local_file, read_documents
+from recipes.finetune.documents import Document, expanded, is_there, local_file, read_documents
 from recipes.finetune.packing import IGNORED, Blocks
+from recipes.finetune.rows import files_of
 from recipes.finetune.tokenise import Pace, encode
 from toolkit.errors import ToolkitError
 from toolkit.recipe import Contract
@@ -29,7 +30,7 @@ __all__ = ["IGNORED", "Sequences", "build", "cache_folder", "counts", "encode", 
 Arrays = TypeVar("Arrays", bound=NamedTuple)
 
 HELD_OUT = 0.05
-FORMAT = 2  # of the stored blocks
+FORMAT = 3  # of the stored blocks
 TOKENIZER = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.jinja")  # files
 
 
@@ -63,13 +64,24 @@ def build(
     return blocks, counts | {"conversations": conversations, "tokens trained": trained}
 
 
-def split(blocks: Blocks) -> tuple[Blocks, Blocks]:
-    """Training and held-out sequences: the last 5 % (at least one) are never trained on."""
-    count = len(blocks.tokens)
+def split(blocks: Blocks, counts: Mapping[str, int] | None = None) -> tuple[Blocks, Blocks]:
+    """Training and held-out sequences: the last 5 % (at least one) are never trained on; ``counts`` tell why there are
+    few.
+
+    Raises ToolkitError for less than two.
+    """
+    count, length = blocks.tokens.shape
     if count < 2:
+        dropped = (counts or {}).get("dropped", 0)
+        said = (
+            f" ({dropped} of {(counts or {})['documents']} documents have nothing to learn in {length} tokens:"
+            " no text, no answer of the assistant, or a prompt that fills them)"
+            if dropped
+            else ""
+        )
         raise ToolkitError(
-            f"the dataset fills {count} sequence(s) of {blocks.tokens.shape[1]} tokens; training and evaluation need 2",
-            remedy="give more text or a smaller sequence_length",
+            f"the dataset fills {count} sequence(s) of {length} tokens{said}; training and evaluation need 2",
+            remedy="give more text" + (" or a larger sequence_length" if dropped else " or a smaller sequence_length"),
         )
     first = count - max(1, round(HELD_OUT * count))
     return blocks.rows(0, first), blocks.rows(first, count)
@@ -115,9 +127,9 @@ def documents_in(blocks: Blocks) -> int:
 def cache_folder(output_dir: Path, contract: Contract) -> Path:
     """Where the blocks of this dataset, tokenizer and length lie; a changed local file is another dataset."""
     path = local_file(contract.dataset)
-    files = files_of(path) if path is not None and path.exists() else []
-    folder = Path(contract.tokenizer or contract.model).expanduser()
-    if folder.is_dir():
+    files = files_of(path) if path is not None and is_there(path) else []
+    folder = expanded(contract.tokenizer or contract.model)
+    if is_there(folder) and folder.is_dir():
         files = [*files, *sorted(each for name in TOKENIZER for each in folder.glob(name))]
     stamp = " ".join(f"{each.name} {each.stat().st_size} {each.stat().st_mtime_ns}" for each in files)
     parts = (

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from recipes import program, waiting
 from recipes.finetune import chat, data, preferences, preparation
+from recipes.finetune.model import require_rows
 from recipes.resume import Start
 from toolkit.errors import ToolkitError
 from toolkit.plan import Plan
@@ -34,6 +35,7 @@ def read(plan: Plan, tokenizer: Any, pad: int, folder: Path, rank: int, workers:
     collective.
     """
     contract, world_size = plan.contract, program.place()[1]
+    require_rows(tokenizer, plan.model.vocab_size)
     kind = preferences if contract.objective == "dpo" else data
     cache = kind.cache_folder(folder, contract)
     own = tokenizer.chat_template
@@ -87,7 +89,7 @@ def require_same(plan: Plan, folder: Path, start: Start) -> None:
 
 def _sequences(plan: Plan, cache: Path, counts: dict[str, int], remark: str) -> Material:
     blocks, seed = data.load(cache), plan.contract.seed
-    training, held_out = data.split(blocks)
+    training, held_out = data.split(blocks, counts)
 
     def datasets(samples: int) -> tuple[Any, Any]:
         return (
@@ -101,7 +103,7 @@ def _sequences(plan: Plan, cache: Path, counts: dict[str, int], remark: str) -> 
 
 def _pairs(plan: Plan, cache: Path, counts: dict[str, int], remark: str) -> Material:
     pairs = preferences.load(cache)
-    training, held_out = preferences.split(pairs)
+    training, held_out = preferences.split(pairs, counts)
 
     def datasets(samples: int) -> tuple[Any, Any]:
         order = preferences.order(training, samples, plan.contract.seed)

@@ -9,6 +9,7 @@ from typing import Any
 from recipes.byte_tokenizer import ByteTokenizer
 from recipes.finetune import adapters
 from recipes.finetune.checks import is_cpu
+from recipes.finetune.documents import expanded, is_there
 from toolkit.errors import ToolkitError
 from toolkit.plan import Plan
 from toolkit.transformers_shapes import llama_like_config
@@ -19,12 +20,13 @@ INITIAL_STD = 0.02  # where a shape does not say: initializer_range of these arc
 def hub_or_path(plan: Plan) -> str:
     """The folder or hub name with a ``config.json``; empty where the contract names only a shape."""
     name = plan.contract.model
-    path = Path(name).expanduser()
-    if name and path.is_dir() and (path / "config.json").is_file():
+    path = expanded(name)
+    there = bool(name) and is_there(path)
+    if there and path.is_dir() and (path / "config.json").is_file():
         return str(path)
-    if name and path.is_file() and path.name == "config.json":
+    if there and path.is_file() and path.name == "config.json":
         return str(path.parent)
-    return name if name.count("/") == 1 and not path.exists() and not name.startswith((".", "~", "/")) else ""
+    return name if name.count("/") == 1 and not there and not name.startswith((".", "~", "/")) else ""
 
 
 def has_weights(source: str) -> bool:
@@ -36,25 +38,49 @@ def has_weights(source: str) -> bool:
 def load_tokenizer(plan: Plan) -> Any:
     """The contract's tokenizer: ``byte``, a name or path, or the model's own."""
     name = plan.contract.tokenizer or hub_or_path(plan)
-    if name == "byte":
-        return ByteTokenizer()
     if not name:
         raise ToolkitError(
             f"the contract has no tokenizer and its model {plan.contract.model!r} is only a shape",
             remedy="set tokenizer to byte, or to a hub name or a path",
         )
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise ToolkitError(f"cannot load the tokenizer {name!r}: {error}", remedy="check the name or path") from error
+    tokenizer = tokenizer_named(name)
     if tokenizer.eos_token_id is None:
         raise ToolkitError(
             f"the tokenizer {name!r} has no end token, so no document would end",
             remedy="use one whose tokenizer_config.json names an eos_token",
         )
     return tokenizer
+
+
+def tokenizer_named(name: str) -> Any:
+    """``byte``, a folder, or a hub name; raises ToolkitError for what cannot be loaded."""
+    if name == "byte":
+        return ByteTokenizer()
+    path = expanded(name)
+    there, like_a_path = is_there(path), name.startswith((".", "~", "/"))
+    if like_a_path and not there or there and not path.is_dir():
+        raise ToolkitError(
+            f"the tokenizer {name!r} {'is no folder' if there else 'does not exist'}",
+            remedy="give byte, a folder with tokenizer.json and tokenizer_config.json, or a hub name",
+        )
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(path) if there else name)
+    except Exception as error:  # the libraries raise many kinds, down to a bare Exception for a damaged file
+        raise ToolkitError(
+            f"cannot load the tokenizer {name!r}: {' '.join(str(error).split())}",
+            remedy="check the name, or the files of the folder: tokenizer.json and tokenizer_config.json",
+        ) from error
+
+
+def require_rows(tokenizer: Any, vocabulary: int) -> None:
+    """Raise ToolkitError unless the model's embedding has a row for each token."""
+    if len(tokenizer) > vocabulary:
+        raise ToolkitError(
+            f"the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {vocabulary}",
+            remedy="use the model's own tokenizer",
+        )
 
 
 def load_model(plan: Plan, tokenizer: Any) -> tuple[Any, str]:
@@ -70,12 +96,7 @@ def load_model(plan: Plan, tokenizer: Any) -> tuple[Any, str]:
     transformers.set_seed(contract.seed)
     model, said = load_base(plan, tokenizer, half, **adapters.quantization(plan))
     _check_size(plan, model)
-    vocabulary = model.config.get_text_config().vocab_size
-    if len(tokenizer) > vocabulary:
-        raise ToolkitError(
-            f"the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {vocabulary}",
-            remedy="use the model's own tokenizer",
-        )
+    require_rows(tokenizer, model.config.get_text_config().vocab_size)
     if contract.method == "full" or contract.objective == "dpo":  # whose trainer attaches the adapters
         return model, said
     return adapters.attach(plan, model), said

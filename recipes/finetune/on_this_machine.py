@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-from pathlib import Path
 
 from recipes.finetune import documents, preferences
 from toolkit.errors import Problems, ToolkitError
@@ -55,11 +54,16 @@ def _files(problems: Problems, plan: Plan) -> None:
         problems.absorb(error)
     for name in ("model", "tokenizer"):
         value = getattr(contract, name)
-        path = Path(value).expanduser()
-        if value.startswith((".", "~", "/")) and not path.exists():
+        if value.startswith((".", "~", "/")) and not documents.is_there(documents.expanded(value)):
             problems.add(
                 f"{name} {value} does not exist on this machine", "give a folder with its files, or a hub name"
             )
-    model = Path(contract.model).expanduser()
-    if contract.model and model.is_dir() and "/" in contract.model and not (model / "config.json").is_file():
+    model = documents.expanded(contract.model)
+    if (
+        contract.model
+        and documents.is_there(model)
+        and model.is_dir()
+        and "/" in contract.model
+        and not (model / "config.json").is_file()
+    ):
         problems.add(f"model {contract.model} is a folder without config.json", "give the folder of a saved model")

@@ -12,19 +12,20 @@ tools.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from recipes.finetune import chat, data, documents
+from recipes.finetune import rows as rows_
 from recipes.finetune.documents import Document, Segment
 from toolkit.errors import Problem, ToolkitError
 from toolkit.recipe import Contract
 
 SAMPLE = documents.PREFERENCES
-FORMAT = 1  # of the stored pairs
+FORMAT = 2  # of the stored pairs
 FORMS = '{"prompt", "chosen", "rejected"} as text, or {"chosen", "rejected"} as messages'
 COLUMNS = ("prompt_ids", "chosen_ids", "rejected_ids")  # as trl's trainer names them
 
@@ -54,21 +55,26 @@ class Pairs(NamedTuple):
 
 
 def encode(row: Mapping[str, Any], tokenizer: Any) -> Pair:
-    """One row; raises ToolkitError for columns of another form."""
+    """One row; raises ToolkitError for columns of another form, and for two conversations that are no two answers."""
     chosen, rejected, prompt = row.get("chosen"), row.get("rejected"), row.get("prompt")
     if isinstance(chosen, list) and isinstance(rejected, list):
         before = prompt if isinstance(prompt, list) else []
-        shared = 0
-        while shared < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
-            shared += 1
-        answers = [_answer([*before, *each], len(before) + shared, tokenizer) for each in (chosen, rejected)]
+        shared = len(before) + _shared(chosen, rejected)
+        both = [*before, *chosen], [*before, *rejected]
+        shared -= both[0] == both[1]  # the last message of both is the answer
+        for each in both:
+            chat.check(each)
+        _require_answers(both, max(0, shared))
+        answers = [chat.answer(each, shared, tokenizer) for each in both]
     elif isinstance(chosen, str) and isinstance(rejected, str) and isinstance(prompt, str):
+        for name in ("prompt", "chosen", "rejected"):
+            documents.require_text(row[name], name)
         answers = [
             data.encode(Document((Segment(prompt, False), Segment(each, True))), tokenizer)
             for each in (chosen, rejected)
         ]
     else:
-        raise ToolkitError(f"columns {', '.join(map(str, row)) or 'none'}", remedy=f"rows must have {FORMS}")
+        raise ToolkitError(f"columns {rows_.columns(row)}", remedy=f"rows must have {FORMS}")
     places = [flags.index(True) for _, flags in answers]
     (one, _), (other, _) = answers
     # where tokens merge over the edge of the prompt, the answers begin at the last token that is still the same
@@ -77,13 +83,28 @@ def encode(row: Mapping[str, Any], tokenizer: Any) -> Pair:
     return Pair(one[:start], one[start:], other[start:])
 
 
-def _answer(messages: list[Mapping[str, Any]], shared: int, tokenizer: Any) -> chat.Encoded:
-    """A conversation, of which what follows the ``shared`` messages is the answer."""
-    if shared == len(messages):
-        raise ToolkitError(
-            "both conversations are the same, or one is the beginning of the other", remedy="remove the row"
-        )
-    return chat.answer(messages, shared, tokenizer)
+def _shared(chosen: list[Any], rejected: list[Any]) -> int:
+    """How many messages both conversations begin with."""
+    return next(
+        (at for at, (one, other) in enumerate(zip(chosen, rejected, strict=False)) if one != other),
+        min(len(chosen), len(rejected)),
+    )
+
+
+def _require_answers(both: tuple[list[Mapping[str, Any]], ...], shared: int) -> None:
+    """After what both share, the assistant must speak in both: else their prompts differ, or one has no answer."""
+    for name, messages in zip(("chosen", "rejected"), both, strict=True):
+        if shared >= len(messages):
+            raise ToolkitError(
+                f"{name} has no answer of its own: it ends after message {shared}, which both conversations have",
+                remedy="correct or remove the row",
+            )
+        role = messages[shared]["role"]
+        if role != "assistant":
+            raise ToolkitError(
+                f"chosen and rejected part at message {shared + 1}, and in {name} the {role} says it",
+                remedy="both must have the same prompt, and then answers of the assistant",
+            )
 
 
 def cut(pair: Pair, contract: Contract) -> Pair | None:
@@ -95,34 +116,34 @@ def cut(pair: Pair, contract: Contract) -> Pair | None:
     return Pair(prompt, pair.chosen[:room], pair.rejected[:room])
 
 
-def rows(dataset: str) -> Iterator[Mapping[str, Any]]:
-    """Rows of a local file or of a data set of the hub."""
-    return documents.read_rows(dataset)
-
-
 def check_file(dataset: str) -> None:
     """Raise ToolkitError where a local dataset is missing or its first row is no pair; reads nothing of the hub."""
     if documents.local_file(dataset) is None:
         documents.hub_name(dataset)
         return
-    first = next(rows(dataset), None)
+    first = next(documents.read_rows(dataset), None)
     if first is None:
         raise ToolkitError(f"dataset {dataset!r} has no rows", remedy=documents.REMEDY)
     kinds = {type(first.get(name)) for name in ("chosen", "rejected")}
     if kinds != {list} and not (kinds == {str} and isinstance(first.get("prompt"), str)):
         raise ToolkitError(
-            f"dataset {dataset!r}: row 1 has the columns {', '.join(map(str, first)) or 'none'}",
+            f"dataset {dataset!r}: row 1 has the columns {rows_.columns(first)}",
             remedy=f"with objective dpo rows must have {FORMS}",
         )
 
 
 def build(contract: Contract, tokenizer: Any) -> tuple[Pairs, dict[str, int]]:
-    """All pairs of the contract's dataset, and what became of its rows."""
+    """All pairs of the contract's dataset, and what became of its rows.
+
+    A pair whose answers are the same, or the same as far as they fit, teaches nothing (its loss is a constant): it is
+    left out and counted.
+    """
     from tqdm import tqdm
 
     kept: list[Pair] = []
-    number = cuts = conversations = 0
-    for number, row in enumerate(tqdm(rows(contract.dataset), desc="tokenising", unit=" rows", disable=None), start=1):
+    number = cuts = conversations = alike = 0
+    found = documents.read_rows(contract.dataset)
+    for number, row in enumerate(tqdm(found, desc="tokenising", unit=" rows", disable=None), start=1):
         try:
             pair = encode(row, tokenizer)
         except ToolkitError as error:
@@ -131,10 +152,15 @@ def build(contract: Contract, tokenizer: Any) -> tuple[Pairs, dict[str, int]]:
             ) from error
         conversations += isinstance(row["chosen"], list)
         fitting = cut(pair, contract)
-        if fitting is not None and fitting.chosen and fitting.rejected:
-            cuts += fitting != pair
-            kept.append(fitting)
-    counts = {"pairs": number, "cut": cuts, "dropped": number - len(kept), "conversations": conversations}
+        if fitting is None or not (fitting.chosen and fitting.rejected):
+            continue
+        if fitting.chosen == fitting.rejected:
+            alike += 1
+            continue
+        cuts += fitting != pair
+        kept.append(fitting)
+    counts = {"pairs": number, "cut": cuts, "dropped": number - len(kept), "of them with answers alike": alike}
+    counts |= {"conversations": conversations}
     return _joined(kept), counts | {"tokens trained": sum(len(each.chosen) + len(each.rejected) for each in kept)}
 
 
@@ -148,11 +174,23 @@ def _joined(pairs: list[Pair]) -> Pairs:
     return Pairs(*parts)
 
 
-def split(pairs: Pairs) -> tuple[range, range]:
-    """Training and held-out pairs: the last 5 % (at least one) are never trained on."""
+def split(pairs: Pairs, counts: Mapping[str, int] | None = None) -> tuple[range, range]:
+    """Training and held-out pairs: the last 5 % (at least one) are never trained on; ``counts`` tell why there are few.
+
+    Raises ToolkitError for less than two.
+    """
     if pairs.count < 2:
+        counts = counts or {}
+        alike = counts.get("of them with answers alike", 0)
+        lost = (
+            (counts.get("dropped", 0) - alike, "have a prompt that is empty or fills a sequence"),
+            (alike, "have two answers that are the same as far as they fit"),
+        )
+        why = " and ".join(f"{number} {words}" for number, words in lost if number)
+        said = f" (of {counts['pairs']} rows {why})" if why else ""
         raise ToolkitError(
-            f"the dataset gives {pairs.count} pair(s); training and evaluation need 2", remedy="give more pairs"
+            f"the dataset gives {pairs.count} pair(s){said}; training and evaluation need 2",
+            remedy="give more pairs" + (", a max_prompt_length, or a larger sequence_length" if said else ""),
         )
     first = pairs.count - max(1, round(data.HELD_OUT * pairs.count))
     return range(first), range(first, pairs.count)

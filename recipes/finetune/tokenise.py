@@ -23,7 +23,7 @@ import numpy as np
 
 from recipes.finetune import chat
 from recipes.finetune.chat import Encoded
-from recipes.finetune.documents import Document
+from recipes.finetune.documents import Document, require_text
 from recipes.finetune.packing import Piece
 from toolkit.errors import Problem, ToolkitError
 
@@ -65,24 +65,26 @@ def encode(document: Document, tokenizer: Any) -> Encoded:
         piece = tokenizer.encode(segment.text, add_special_tokens=False)
         tokens += piece
         trained += [segment.trained] * len(piece)
-    if not tokens or tokens[-1] != tokenizer.eos_token_id:
+    if not tokens or tokens[-1] != tokenizer.eos_token_id or not trained[-1]:  # an end in a prompt ends no answer
         tokens.append(tokenizer.eos_token_id)
         trained.append(True)
     return tokens, trained
 
 
+NOTHING = Piece(np.empty(0, np.int32), np.empty(0, bool), True)  # of a document: counted, and in no sequence
+
+
 def encode_all(documents: Iterable[Document], tokenizer: Any, completion_only: bool, first: int = 1) -> Iterator[Piece]:
-    """Every document as one sequence, or, of some conversations, as one for each answer.
+    """Every document as one sequence, or, of some conversations, as one for each answer; NOTHING where there is no text
+    or nothing to learn: a text of no characters would teach that texts end at once.
 
     ``first`` is the number of the first document's row. Raises ToolkitError for a row that cannot be written.
     """
     for number, document in enumerate(documents, start=first):
         try:
-            several = (
-                chat.conversation(document.messages, tokenizer, completion_only)
-                if document.messages
-                else [encode(document, tokenizer)]
-            )
+            several = list(_encoded(document, tokenizer, completion_only))
+            if not several:
+                yield NOTHING
             for tokens, trained in several:
                 flags = np.asarray(trained, bool)
                 flags[0] = False  # nothing before it predicts it
@@ -92,6 +94,14 @@ def encode_all(documents: Iterable[Document], tokenizer: Any, completion_only: b
             raise ToolkitError(
                 *(Problem(f"row {number} of the dataset: {each.message}", each.remedy) for each in error.problems)
             ) from error
+
+
+def _encoded(document: Document, tokenizer: Any, completion_only: bool) -> Iterable[Encoded]:
+    if document.messages:
+        return chat.conversation(document.messages, tokenizer, completion_only)
+    for segment in document.segments:
+        require_text(segment.text, "the text" if segment.trained else "the prompt")
+    return [encode(document, tokenizer)] if any(segment.text for segment in document.segments) else []
 
 
 def pieces(

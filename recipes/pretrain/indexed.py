@@ -17,6 +17,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 from megatron.core.datasets.utils import Split
 
 from recipes import ranks, schedule
+from recipes.finetune.documents import expanded
 from recipes.finetune.model import hub_or_path
 from recipes.pretrain.config import CoreConfig
 from recipes.pretrain.data import Data, Windows, require_known
@@ -37,15 +38,18 @@ class _Made:
 class Indexed:
     """The sequences of a run over one indexed file, in the library's order."""
 
-    def __init__(self, dataset: Any, sequence_length: int, epoch: int) -> None:
-        self.dataset, self.sequence_length, self.epoch = dataset, sequence_length, epoch
+    def __init__(self, dataset: Any, sequence_length: int, epoch: int, samples: int) -> None:
+        self.dataset, self.sequence_length, self.epoch, self.samples = dataset, sequence_length, epoch, samples
 
     def __len__(self) -> int:
         return self.epoch
 
     def sample(self, index: int) -> np.ndarray:
-        """The ``sequence_length + 1`` tokens of sample ``index`` of the run."""
-        item = self.dataset[index]
+        """The ``sequence_length + 1`` tokens of sample ``index`` of the run; after its last one come the first again.
+
+        The library's order is made for so many samples and no more; a run reads on where it has left some out.
+        """
+        item = self.dataset[index % self.samples]
         return np.append(item["tokens"].numpy(), item["labels"][-1:].numpy())
 
 
@@ -54,7 +58,7 @@ def load(plan: Plan, core: CoreConfig, contract: Contract, folder: Path, rank: i
 
     Raises ToolkitError for files of another tokenizer, with less than one sequence, or that cannot be mapped.
     """
-    prefix = str(Path(contract.dataset).expanduser())
+    prefix = str(expanded(contract.dataset))
     manifest = read_manifest(prefix)
     name = contract.tokenizer or hub_or_path(plan)
     if not name:
@@ -106,7 +110,7 @@ def load(plan: Plan, core: CoreConfig, contract: Contract, folder: Path, rank: i
         build()
 
     ranks.on_first_rank(write_order, rank)
-    train = Indexed(build(), length, epoch)
+    train = Indexed(build(), length, epoch, steps * contract.global_batch_size)
     return Data(train, _held_out(prefix, manifest.held_out_tokens, length), steps, manifest.sha256)
 
 

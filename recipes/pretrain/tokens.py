@@ -15,6 +15,8 @@ from typing import Any
 import msgspec
 
 from recipes.byte_tokenizer import SPECIAL_TOKENS, ByteTokenizer
+from recipes.finetune.documents import expanded, is_there
+from recipes.finetune.model import tokenizer_named
 from toolkit.errors import ToolkitError
 
 HELD_OUT = "-held-out"
@@ -38,13 +40,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 def beside(prefix: str | Path, ending: str) -> Path:
     """``PREFIX`` with an ending; a dot within the prefix's own name stays."""
-    path = Path(prefix).expanduser()
+    path = expanded(str(prefix))
     return path.with_name(path.name + ending)
 
 
 def is_prefix(dataset: str) -> bool:
     """Whether a contract's dataset is the prefix of an indexed token file."""
-    return bool(dataset) and beside(dataset, ".idx").is_file()
+    return bool(dataset) and is_there(path := beside(dataset, ".idx")) and path.is_file()
 
 
 def read_manifest(prefix: str) -> Manifest:
@@ -64,14 +66,7 @@ def read_manifest(prefix: str) -> Manifest:
 
 def load_tokenizer(name: str) -> Any:
     """``byte``, a hub name, or a path."""
-    if name == "byte":
-        return ByteTokenizer()
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise ToolkitError(f"cannot load the tokenizer {name!r}: {error}", remedy="check the name or path") from error
+    return tokenizer_named(name)
 
 
 def fingerprint(tokenizer: Any) -> str:

@@ -127,10 +127,12 @@ def test_nothing_to_learn_is_no_sequence() -> None:
 @pytest.mark.parametrize(
     ("messages", "message"),
     [
-        ([{"from": "human", "value": "x"}], "message 1 has from, value"),
-        ([{"role": "user", "content": "x"}, "y"], "message 2 has str"),
-        ([{"role": "user", "content": [{"type": "image"}]}], "the content of message 1 is list, not text"),
-        ([{"role": "assistant", "content": None}], "the content of message 1 is NoneType"),
+        ([{"from": "human", "value": "x"}], "message 1 has from .text., value .text."),
+        ([{"role": "user", "content": "x"}, "y"], "message 2 has text"),
+        ([{"role": "user", "content": [{"type": "image"}]}], "the content of message 1 .user. is a list, not text"),
+        ([{"role": "assistant", "content": None}], "the content of message 1 .assistant. is null"),
+        ([{"role": "user"}], "the content of message 1 .user. is not there"),
+        ([{"role": "user", "content": "a \ud83d"}], "message 1 holds U.D83D, half of a pair"),
         ([], "no messages"),
     ],
 )
@@ -153,6 +155,62 @@ def test_answers_that_change_what_is_before_them_are_refused() -> None:
     counting = "{{ messages | length }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
     with pytest.raises(ToolkitError, match="rewrites the conversation before it"):
         list(chat.conversation(TALK, tokenizer(counting)))
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 1 // 0 }}",
+        "{% for n in range(10**9) %}x{% endfor %}",
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+        "{{ messages[77].content }}",
+        "{{ broken",
+        "{{ nothing_such() }}",
+    ],
+)
+def test_whatever_a_template_fails_with_is_a_sentence(template: str) -> None:
+    with pytest.raises(ToolkitError, match="the chat template cannot write the roles system, user"):
+        list(chat.conversation(TALK, tokenizer(template)))
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "hello",
+        "{% for m in messages %}{% if m.role != 'assistant' %}{{ m.content }}<end>{% endif %}{% endfor %}",
+        "{% for m in messages %}{% generation %}{% endgeneration %}{{ m.content }}<end>{% endfor %}",
+    ],
+)
+def test_a_template_without_the_answers_is_refused(template: str) -> None:
+    """It would teach ends alone, and say that all went well."""
+    with pytest.raises(ToolkitError, match="does not write what the assistant says"):
+        list(chat.conversation(TALK, tokenizer(template)))
+    with pytest.raises(ToolkitError, match="does not write what the assistant says|rewrites"):
+        chat.answer(TALK, 4, tokenizer("hello"))
+
+
+def test_a_template_that_is_no_text_is_refused() -> None:
+    odd = tokenizer()
+    odd.chat_template = 3  # type: ignore[assignment]
+    with pytest.raises(ToolkitError, match="chat template is a number, not text"):
+        chat.with_template(odd)
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_the_line_end_after_the_end_token_is_not_learnt(marked: bool) -> None:
+    """Nobody generates it: generation stops at the end token."""
+    said = "{% generation %}{{ message['content'] + '<end>\n' }}{% endgeneration %}"
+    plain = "{{ message['content'] + '<end>\n' }}"
+    template = (
+        "{% for message in messages %}{{ '<|' + message['role'] + '|>' }}{% if message['role'] == 'assistant' %}"
+        + (said if marked else plain)
+        + "{% else %}"
+        + plain
+        + "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+    )
+    (encoded,) = chat.conversation(TALK, tokenizer(template))
+    assert learnt(encoded) == ["Hello<end>", "So long<end>"]
+    assert text(encoded[0]).endswith("So long<end>\n")
 
 
 def test_a_template_that_is_not_shipped_is_refused() -> None:

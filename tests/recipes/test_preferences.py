@@ -75,6 +75,44 @@ def test_rows_of_another_form_are_refused(row: dict[str, Any], tmp_path: Path) -
         preferences.build(msgspec.structs.replace(CONTRACT, dataset=str(path)), conversational())
 
 
+def _talk(*words: str) -> list[dict[str, str]]:
+    return [{"role": ("user", "assistant")[at % 2], "content": each} for at, each in enumerate(words)]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"chosen": _talk("one", "a"), "rejected": _talk("two", "b")}, "part at message 1, and in chosen the user"),
+        ({"chosen": _talk("q", "a"), "rejected": _talk("q")}, "rejected has no answer of its own: it ends after mess"),
+        ({"chosen": _talk("q"), "rejected": _talk("q")}, "part at message 1, and in chosen the user"),
+        ({"chosen": [], "rejected": []}, "no messages"),
+        ({"prompt": "p", "chosen": "\ud800", "rejected": "b"}, "chosen holds U.D800"),
+    ],
+)
+def test_two_conversations_that_are_no_two_answers_are_refused(row: dict[str, Any], message: str) -> None:
+    with pytest.raises(ToolkitError, match=message):
+        preferences.encode(row, conversational())
+
+
+def test_answers_that_are_the_same_as_far_as_they_fit_teach_nothing_and_are_counted(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"prompt": "a", "chosen": "b", "rejected": "c"},
+        {"prompt": "a", "chosen": "b", "rejected": "b"},
+        {"prompt": "a", "chosen": "x" * 40 + "b", "rejected": "x" * 40 + "c"},
+        {"prompt": "a" * 40, "chosen": "b", "rejected": "c"},
+        {"prompt": "a<end>", "chosen": "", "rejected": "c"},
+        {"chosen": _talk("q", "a"), "rejected": _talk("q", "a")},
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    contract = msgspec.structs.replace(CONTRACT, dataset=str(path))
+    pairs, counts = preferences.build(contract, conversational())
+    assert (counts["pairs"], counts["dropped"], pairs.count) == (6, 4, 2)
+    assert counts["of them with answers alike"] == 2  # the conversation does not fit at all
+    with pytest.raises(ToolkitError, match=r"0 pair.s. .of 2 rows 2 have two answers that are the same"):
+        preferences.split(preferences._joined([]), {"pairs": 2, "dropped": 2, "of them with answers alike": 2})
+
+
 def test_a_prompt_keeps_its_end_and_a_sequence_its_beginning() -> None:
     pair = preferences.Pair(list(range(10)), list(range(20, 40)), [50])
     plain = preferences.cut(pair, CONTRACT)
