@@ -49,18 +49,28 @@ def toolkit(folder: Path, *words: object) -> str:
     return done.stdout
 
 
-def site(nodes: int = 2, limit: str = "00:10:00") -> str:
-    """A cluster's TOML; its setup command makes this Python the one on PATH, and lets tests order trouble."""
-    setup = f"export PATH={Path(sys.executable).parent}:$PATH PYTHONPATH={HERE / 'saboteur'}"
+def site(nodes: int = 2, limit: str = "00:10:00", first: Path | None = None) -> str:
+    """A cluster's TOML; its setup command makes this Python the one on PATH, and lets tests order trouble.
+
+    What lies in the folder ``first`` is found before that.
+    """
+    path = ":".join(str(folder) for folder in (first, Path(sys.executable).parent) if folder)
+    setup = f"export PATH={path}:$PATH PYTHONPATH={HERE / 'saboteur'}"
     return SITE.format(nodes=nodes, limit=json.dumps(limit), setup=json.dumps(setup))
 
 
 def emit(
-    folder: Path, recipe: str, *pins: str, nodes: int = 2, launcher: str = "torchrun", limit: str = "00:10:00"
+    folder: Path,
+    recipe: str,
+    *pins: str,
+    nodes: int = 2,
+    launcher: str = "torchrun",
+    limit: str = "00:10:00",
+    first: Path | None = None,
 ) -> Path:
     """The files of ``toolkit plan --recipe NAME --cluster FILE``, and of ``toolkit emit`` for another launcher."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "site.toml").write_text(site(nodes, limit))
+    (folder / "site.toml").write_text(site(nodes, limit, first))
     asked = ("plan", "--recipe", recipe, "--cluster", "site.toml", "--gpus", f"{nodes}x1", "--out", "out")
     toolkit(folder, *asked, *pins)
     if launcher != "torchrun":
@@ -71,10 +81,20 @@ def emit(
 class Run:
     """A job and its output directory."""
 
-    def __init__(self, cluster: Cluster, folder: Path, *arguments: str, options: tuple[str, ...] = ()) -> None:
-        """Submit ``out/train.sbatch`` of the folder; ``arguments`` are the program's, ``options`` those of sbatch."""
+    def __init__(
+        self,
+        cluster: Cluster,
+        folder: Path,
+        *arguments: str,
+        options: tuple[str, ...] = (),
+        check: str = "--skip collective",
+    ) -> None:
+        """Submit ``out/train.sbatch`` of the folder; ``arguments`` are the program's, ``options`` those of sbatch.
+
+        ``check`` is options of the check before each start; its all-reduces import torch, which takes seconds.
+        """
         self.cluster, self.folder, self.output = cluster, folder, folder / "out" / "run"
-        words = ("sbatch", "--parsable", *options, "out/train.sbatch", *arguments)
+        words = ("env", f"PREFLIGHT_OPTIONS={check}", "sbatch", "--parsable", *options, "out/train.sbatch", *arguments)
         self.number = cluster.run(*words, cwd=folder).strip()
         self._looked = 0.0
         self._job = self.job()

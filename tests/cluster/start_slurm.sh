@@ -49,7 +49,7 @@ port=17000                                                  # netns: its own por
 [ "$mode" = netns ] || port=$((17000 + $$ % 700 * 20))      # otherwise two clusters may run side by side
 
 rm -rf "$dir/state" "$dir/spool"                            # else jobs of an earlier cluster come back as running
-mkdir -p "$dir"/{run,log,state,spool,gpus}
+mkdir -p "$dir"/{run,log,state,spool,gpus,small}
 chmod 755 "$dir" "$dir/run"                                 # munged insists
 echo "$mode" >"$dir/run/mode"
 (umask 077; head -c 128 /dev/urandom >"$dir/run/munge.key")

@@ -13,8 +13,9 @@ from toolkit.emit import script
 from toolkit.emit import slurm as emitted
 
 pytestmark = pytest.mark.cluster
-# instead of the program: each process says where it is, and the run is finished
+# instead of the program, and of the check before it: each process says where it is, and the run is finished
 PROGRAM = """#!/bin/bash
+case $* in *"-m toolkit preflight"*) exit 0 ;; esac
 echo "process $SLURM_PROCID of $SLURM_NTASKS on $SLURMD_NODENAME: rank ${RANK:-none} local ${LOCAL_RANK:-none}" \\
   "world ${WORLD_SIZE:-none} meeting ${MASTER_ADDR:-none}:${MASTER_PORT:-none} GPUs $CUDA_VISIBLE_DEVICES words $*"
 sleep 0.5

@@ -31,8 +31,17 @@ FAKES = {
           [0-9]*) exit "$FAKE_TORCHRUN" ;;
           script) . "$RECORD/../script" ;;
         esac""",
+    "python3": r"""
+        if [ "$1 $2" = "-m toolkit.runtime.torchrun" ]; then shift 3; exec torchrun "$@"; fi
+        if [ "$1 $2 $3" != "-m toolkit preflight" ]; then exec /usr/bin/python3 "$@"; fi
+        printf '%s\0' "$@" > "$RECORD/preflight.${SLURM_NODEID:-local}"
+        env -0 > "$RECORD/environment.preflight"
+        if [ -e "$RECORD/../check" ]; then . "$RECORD/../check"; fi""",
     "srun": r"""
-        printf '%s\0' "$@" > "$RECORD/srun"
+        case $* in
+          *" -m toolkit preflight "*) printf '%s\0' "$@" > "$RECORD/srun.preflight" ;;
+          *) printf '%s\0' "$@" > "$RECORD/srun" ;;
+        esac
         while [[ $1 == --* ]]; do shift; done
         pids=()
         trap 'kill -USR1 "${pids[@]}"' USR1
@@ -55,8 +64,9 @@ FAKES = {
           update-*) echo "$*" >> "$RECORD/update" ;;
         esac""",
     "apptainer": r"""
-        printf '%s\0' "$@" > "$RECORD/apptainer"
-        while [ "$1" != torchrun ]; do shift; done
+        case $* in *" -m toolkit preflight "*) name=apptainer.preflight ;; *) name=apptainer ;; esac
+        printf '%s\0' "$@" > "$RECORD/$name"
+        while [ "$1" != torchrun ] && [ "$1" != python3 ]; do shift; done
         exec "$@" """,
     "getent": '[ -z "${FAKE_UNRESOLVED:-}" ]',
     "nvidia-smi": 'for ((i = 0; i < ${FAKE_GPUS:-8}; i++)); do echo "GPU $i: test (UUID: GPU-$i)"; done',

@@ -1,8 +1,12 @@
 """What the batch script does with each way in which an attempt can end: again, requeue, without a node, or stop."""
 
+import contextlib
 import json
+import signal
+import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests import plans
@@ -166,22 +170,192 @@ def test_checkpoints_as_often_as_advised_unless_told_otherwise(cluster: FakeClus
     assert given == [str(steps), "7"]  # the program takes the last one
 
 
-@pytest.mark.parametrize(("code", "bad"), [(0, ""), (76, "n2,n7"), (76, ""), (1, "")])
-def test_a_check_of_the_nodes_before_the_start(cluster: FakeCluster, code: int, bad: str) -> None:
-    check = cluster.directory / "bin" / "check"
+def check(cluster: FakeCluster, code: int, bad: str = "", **environment: str):
+    """A start whose check of the nodes ends with this code; the verdict names the nodes in ``bad``."""
     names = ",\n    ".join(f'"{name}"' for name in filter(None, bad.split(",")))
-    verdict = f'{{\n  "exit_code": {code},\n  "bad_nodes": [\n    {names}\n  ],\n  "nodes": ["n1"]\n}}\n'
-    check.write_text(f"#!/bin/bash\ncat >plan/run/preflight.json <<'X'\n{verdict}X\nexit {code}\n")
-    check.chmod(0o755)
-    text = written(cluster, PLAN)
-    assert text.count("\npreflight=()") == 1  # one line is to be filled in
-    (cluster.directory / "script").write_text(WORDS + "finish")
-    done = cluster.run(text.replace("\npreflight=()", "\npreflight=(check)"), FAKE_TORCHRUN="script")
+    nodes = f'"bad_nodes": [\n    {names}\n  ],\n  "nodes": ["n1"]'
+    verdict = f'{{\n  "run_id": "1234567-$restart",\n  "exit_code": {code},\n  {nodes}\n}}\n'
+    write = f"restart=${{SLURM_RESTART_COUNT:-0}}\ncat >plan/run/preflight.json <<X\n{verdict}X\n" if code == 76 else ""
+    (cluster.directory / "check").write_text(f"{write}exit {code}\n")
+    return run(cluster, "finish", **environment)
+
+
+@pytest.mark.parametrize(("code", "bad"), [(0, ""), (76, "n2"), (76, "n2,n7"), (76, ""), (1, ""), (2, "")])
+def test_the_nodes_are_checked_before_the_start(cluster: FakeCluster, code: int, bad: str) -> None:
+    done = check(cluster, code, bad)
     assert (cluster.record / "torchrun.0").exists() == (code == 0)
     assert requeued(cluster) == bool(bad)
     if bad:
         assert f"ExcNodeList={bad}\n" in (cluster.record / "update").read_text()
+        assert f"requeue without {bad.replace(',', ' ')}: toolkit preflight names" in done.stdout
+    elif code:
+        assert f"not started again: toolkit preflight returned {code}" in done.stderr
     assert done.returncode == (0 if bad or code == 0 else code), done.stderr
+
+
+def test_what_the_check_is_given(cluster: FakeCluster) -> None:
+    done = cluster.run(written(cluster, PLAN), "--keep", "5", PREFLIGHT_OPTIONS="--skip clock  --time-limit 90")
+    assert done.returncode == 0, done.stderr
+    meeting = [word for word in cluster.words("torchrun.0") if word.startswith("--rdzv-endpoint=")]
+    assert cluster.words("preflight.1")[2:] == [
+        *("preflight", "plan/plan.json", "--output-dir", "plan/run", "--keep", "5"),
+        *("--skip", "clock", "--time-limit", "90"),
+        *("--run-id", "1234567-0", "--rendezvous", meeting[0].partition("=")[2], "--hosts", "n1,n2"),
+    ]
+    # once on each node, with all of its processors: there is a process for each GPU
+    assert {"--overlap", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=96"} < set(
+        cluster.words("srun.preflight")
+    )
+    assert cluster.seen_environment("preflight")["OMP_NUM_THREADS"] == "8"  # the exports of the plan
+
+
+def test_the_check_can_be_left_out(cluster: FakeCluster) -> None:
+    done = check(cluster, 1, PREFLIGHT="0")
+    assert done.returncode == 0 and not (cluster.record / "preflight.0").exists(), done.stderr
+
+
+def test_the_check_is_made_again_in_every_start_and_not_in_every_attempt(cluster: FakeCluster) -> None:
+    counted = 'echo once >>"$RECORD/checks"'
+    (cluster.directory / "check").write_text(f'[ "$SLURM_NODEID" = 1 ] || {counted}\n')
+    again = "[ $attempt = 0 ] && { [ $node = $SLURM_RESTART_COUNT ] && killed; peer; }; finish"
+    for start in range(2):
+        done = run(cluster, again, SLURM_RESTART_COUNT=str(start))
+        assert done.returncode == 0 and "attempt 1" in done.stdout, done.stderr
+        (cluster.submit / RUN / "FINISHED").unlink()
+    assert (cluster.record / "checks").read_text().split() == ["once"] * 2
+
+
+def test_a_node_that_is_found_bad_again_and_again_stops_the_job(cluster: FakeCluster) -> None:
+    """Slurm may refuse to exclude it, as where the job asks for it by name."""
+    for start, bad in enumerate(("n2", "n2", "n3")):  # another one is another matter
+        done = check(cluster, 76, bad, SLURM_RESTART_COUNT=str(start))
+        assert done.returncode == 0, done.stderr
+    done = check(cluster, 76, "n2", SLURM_RESTART_COUNT="3")
+    assert done.returncode == 76 and "the same in 2 more starts (MAX_NO_PROGRESS)" in done.stderr
+
+
+def test_the_verdict_of_an_earlier_start_is_not_this_ones(cluster: FakeCluster) -> None:
+    check(cluster, 76, "n2")
+    (cluster.directory / "check").write_text("exit 76\n")  # nothing is written: the disk is full
+    done = run(cluster, "finish", SLURM_RESTART_COUNT="1")
+    assert done.returncode == 76 and "returned 76, see above, and does not name a node" in done.stderr
+
+
+def test_restarts_of_the_check_are_counted(cluster: FakeCluster) -> None:
+    done = check(cluster, 76, "n2", SLURM_RESTART_COUNT="50")
+    assert done.returncode == 76 and "50 restarts are enough" in done.stderr and not requeued(cluster)
+
+
+@pytest.mark.parametrize("code", [138, 143])
+def test_a_stop_request_to_the_check_requeues(cluster: FakeCluster, code: int) -> None:
+    done = check(cluster, code)
+    assert done.returncode == 0 and requeued(cluster), done.stderr
+    assert [line["result"] for line in restarts(cluster)] == ["stopped"]
+
+
+def test_a_stop_request_to_the_script_does_not_wait_for_the_check(cluster: FakeCluster) -> None:
+    (cluster.directory / "check").write_text('touch "$RECORD/checking.$SLURM_NODEID"\nexec sleep 60\n')
+    process = cluster.start(written(cluster, PLAN))
+    for node in range(2):
+        cluster.wait_for(f"checking.{node}")
+    while process.poll() is None:  # the stand-in of srun may not know its second process yet
+        process.send_signal(signal.SIGUSR1)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=1)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 0 and requeued(cluster), err
+    assert not (cluster.record / "torchrun.0").exists()
+
+
+def test_a_check_that_is_killed_is_made_again(cluster: FakeCluster) -> None:
+    done = check(cluster, 137)
+    assert done.returncode == 0 and requeued(cluster), done.stderr
+    for start in ("1", "2"):
+        done = check(cluster, 137, SLURM_RESTART_COUNT=start)
+    assert done.returncode == 137 and "the same in 2 more starts" in done.stderr
+
+
+@pytest.mark.parametrize(("runtime", "name"), [("apptainer", "apptainer.preflight"), ("pyxis", "srun.preflight")])
+def test_the_check_runs_inside_the_container(cluster: FakeCluster, runtime: str, name: str) -> None:
+    site = plans.with_site(PLAN.cluster, container_runtime=runtime, container_image="/images/x.sif")
+    plan = msgspec.structs.replace(PLAN, cluster=site)
+    done = cluster.run(written(cluster, plan))
+    assert done.returncode == 0, done.stderr
+    words = cluster.words(name)
+    assert "/images/x.sif" in words or "--container-image=/images/x.sif" in words
+    at = words.index("python3")
+    assert words[at : at + 4] == ["python3", "-m", "toolkit", "preflight"]
+
+
+# --- hangs, and requests to stop, for the caps ------------------------------------------------------
+
+# what toolkit.runtime.watchdog leaves: a mark by the rank that noticed it, its place by each rank that could
+MARK = '{"rank":1,"section":"step","step":12,"seconds":131.5,"limit":120.0}'
+HANG = f"""mkdir -p plan/run/stacks; [ $node = 0 ] && sleep 0.1; echo '{MARK}' >plan/run/stacks/HANG
+stacks() {{ sleep 0.05; echo '{{}}' >plan/run/stacks/rank-$node.json; }}
+"""
+
+
+def test_a_hang_starts_again_and_is_told(cluster: FakeCluster) -> None:
+    done = run(cluster, f"[ $attempt = 1 ] && finish; {HANG} stacks; exit 1")
+    assert done.returncode == 0, done.stderr
+    told = "rank 1 hung in step 12 for 131 s, its limit is 120 s; stacks are in plan/run/stacks"
+    assert told in done.stdout and "was killed" not in done.stdout
+    assert not requeued(cluster)
+    (line,) = restarts(cluster)
+    assert (line["result"], line["nodes"], line["then"]) == ("fault", "", "again")
+
+
+def test_hangs_without_progress_stop_the_job(cluster: FakeCluster) -> None:
+    done = run(cluster, f"{HANG} stacks; exit 1")
+    assert done.returncode == 1 and not requeued(cluster)
+    assert "no checkpoint after step 0 in 2 more starts (MAX_NO_PROGRESS); rank 1 hung" in done.stderr
+
+
+def test_a_node_without_stacks_is_left_out_the_second_time(cluster: FakeCluster) -> None:
+    """Its process is stopped; stacks that an earlier hang left do not count."""
+    done = run(
+        cluster,
+        f"mkdir -p plan/run/stacks; echo '{{}}' >plan/run/stacks/rank-1.json; sleep 0.1; touch $folder/$node\n"
+        f"saved $((attempt + 1)); {HANG} [ $node = 0 ] && stacks; exit 1",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "no stacks of rank 1 on n2" in done.stdout
+    assert [line["then"] for line in restarts(cluster)] == ["again", "requeue without n2"]
+
+
+def test_a_cause_that_a_rank_names_counts_more_than_a_hang(cluster: FakeCluster) -> None:
+    done = run(cluster, f'{HANG} stacks; say failed code; outcome failed code "ValueError: no"; exit 1')
+    assert done.returncode == 1 and "ValueError: no" in done.stderr
+
+
+def test_stops_before_a_first_step_are_no_failures(cluster: FakeCluster) -> None:
+    """Three preemptions while data is prepared; a failure then is the first."""
+    for start in range(4):
+        done = run(
+            cluster,
+            'say asked SIGTERM; say left 0; [ $node = 1 ] || outcome stopped "" SIGTERM; exit 0',
+            SLURM_RESTART_COUNT=str(start),
+        )
+        assert done.returncode == 0 and "requeue: SIGTERM" in done.stdout, done.stderr
+    killed = "[ $attempt = 0 ] && { [ $node = 1 ] && killed; peer; }; finish"
+    done = run(cluster, killed, SLURM_RESTART_COUNT="4")
+    assert done.returncode == 0 and "attempt 1" in done.stdout, done.stderr
+
+
+def test_stops_do_not_hide_that_there_is_no_progress(cluster: FakeCluster) -> None:
+    stopped = 'say left 0; [ $node = 1 ] || outcome stopped "" SIGTERM; exit 0'
+    killed = "[ $node = 1 ] && killed; peer"
+    for start, text in enumerate((killed, stopped, killed, stopped)):
+        done = run(cluster, text, SLURM_RESTART_COUNT=str(start), MAX_ATTEMPTS="0")
+        assert done.returncode == 0, done.stderr
+    done = run(cluster, killed, SLURM_RESTART_COUNT="4", MAX_ATTEMPTS="0")
+    assert done.returncode == 1 and "no checkpoint after step 0 in 2 more starts" in done.stderr
+
+
+def test_requeueing_after_stops_has_an_end(cluster: FakeCluster) -> None:
+    done = run(cluster, 'say left 0; [ $node = 1 ] || outcome stopped "" SIGTERM; exit 0', SLURM_RESTART_COUNT="50")
+    assert done.returncode == 1 and "50 restarts are enough" in done.stderr
 
 
 def test_direct_srun(cluster: FakeCluster) -> None:

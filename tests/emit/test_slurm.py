@@ -124,6 +124,22 @@ def test_the_request_to_stop_comes_early_enough() -> None:
     assert script.stop_seconds(msgspec.structs.replace(plan, cluster=slow)) == 65535  # Slurm's own limit
 
 
+def test_a_short_time_limit_is_told_where_a_stop_may_take_longer() -> None:
+    plan = on_site(time_limit="2")
+    assert script.stop_seconds(plan) == 60
+    note = (
+        "a job is asked to stop 60 s before its time limit, and a step and a save may take 260 s: that is half of the"
+        " limit 2; give the site a time_limit of 520 s or more"
+    )
+    assert script.stop_note(plan) == note
+    text = slurm.batch_script(plan, script.Files(directory="/p"))
+    assert f"\n# Note: {note}.\n" in text and "#SBATCH --signal=B:USR1@60\n" in text
+    assert script.stop_note(on_site(time_limit="8:39")) and not script.stop_note(on_site(time_limit="8:40"))
+    assert script.stop_note(PLANS["zero3"]) == "" and "# Note:" not in slurm.batch_script(
+        PLANS["zero3"], script.Files(directory="/p")
+    )
+
+
 @pytest.mark.parametrize("field", ["partition", "account", "qos", "reservation", "constraint", "gpu_type"])
 @pytest.mark.parametrize(
     "value",

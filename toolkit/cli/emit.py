@@ -28,12 +28,15 @@ def command(plan_file: str, out: str, force: bool, launcher: str, as_json: bool)
     """
     from toolkit.cli.files import read_plan, write_files
     from toolkit.emit.bundle import bundle
+    from toolkit.emit.script import stop_note
 
     plan = read_plan(plan_file)
     # absolute, so that the job finds its files from whatever directory it is submitted in
     files = bundle(plan, str(Path(out).absolute()), launcher)
     _require_rules(plan)
     paths = write_files(out, files, force)
+    if note := stop_note(plan):
+        click.echo(f"note: {note}", err=True)
     if as_json:
         import json
 

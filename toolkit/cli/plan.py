@@ -170,9 +170,12 @@ def write(chosen: Plan, directory: str, force: bool) -> None:
 
     from toolkit.cli.files import write_files
     from toolkit.emit.bundle import bundle
+    from toolkit.emit.script import stop_note
 
     written = write_files(directory, bundle(chosen, str(Path(directory).absolute())), force)
     click.echo(f"wrote {', '.join(str(path) for path in written)}", err=True)
+    if note := stop_note(chosen):
+        click.echo(f"note: {note}", err=True)
 
 
 def no_plan(asked: Asked, result: SearchResult) -> Exception:

@@ -100,6 +100,8 @@ def commands(plan: Plan, directory: str) -> str:
         "\nArguments after a script's name go to the program. The run is written to "
         f"{file('run')} and resumes from there; a stop request is the file STOP in it, or SIGUSR1.\n"
     )
+    if note := script.stop_note(plan):
+        ending += f"\nNote: {note}.\n"
     return "\n".join(f"{title}:\n  {command}\n" for title, command in paragraphs) + ending
 
 

@@ -106,18 +106,33 @@ def stop_seconds(plan: Plan) -> int:
     """``2 (t_step + t_save) + 60``: how long before the end a job is asked to stop, in seconds.
 
     One step may have just begun, and writing may take twice as long as on a quiet file system; Slurm's
-    clock ticks once a minute. At least 120 s, at most half of the time limit. ``t_save`` is the plan's own
+    clock ticks once a minute. At least 120 s, at most half of the time limit (:func:`stop_note` tells). An evaluation
+    stops at its next batch, which takes no longer than a step. ``t_save`` is the plan's own
     (R6), or the checkpoint's bytes over the storage bandwidth where the plan says nothing of failures.
     """
-    cluster = plan.cluster
-    storage = cluster.storage_bandwidth_bytes_per_second or ASSUMED_STORAGE_BYTES_PER_SECOND
+    wanted = min(_stop_seconds_wanted(plan), MOST_STOP_SECONDS)
+    limit = limit_seconds(plan.cluster.site.time_limit)
+    return min(wanted, max(1, limit // 2)) if limit else wanted
+
+
+def stop_note(plan: Plan) -> str:
+    """One sentence where a job is asked to stop later than a step and a save may need; empty where it is not."""
+    given, wanted = stop_seconds(plan), _stop_seconds_wanted(plan)
+    if given >= wanted:
+        return ""
+    text = f"a job is asked to stop {given} s before its time limit, and a step and a save may take {wanted} s"
+    if given == MOST_STOP_SECONDS:
+        return f"{text}: Slurm has no longer warning"
+    limit = plan.cluster.site.time_limit
+    return f"{text}: that is half of the limit {limit}; give the site a time_limit of {2 * wanted} s or more"
+
+
+def _stop_seconds_wanted(plan: Plan) -> int:
+    storage = plan.cluster.storage_bandwidth_bytes_per_second or ASSUMED_STORAGE_BYTES_PER_SECOND
     saving = CHECKPOINT_BYTES_PER_PARAMETER * plan.total_parameters / storage
     if plan.resilience is not None:
         saving = plan.resilience.checkpoint_seconds
-    wanted = math.ceil(min(2.0 * (plan.step.seconds + saving) + 60.0, MOST_STOP_SECONDS))
-    wanted = max(wanted, LEAST_STOP_SECONDS)
-    limit = limit_seconds(cluster.site.time_limit)
-    return min(wanted, max(1, limit // 2)) if limit else wanted
+    return max(math.ceil(min(2.0 * (plan.step.seconds + saving) + 60.0, 2.0**31)), LEAST_STOP_SECONDS)
 
 
 def limit_seconds(text: str) -> int:

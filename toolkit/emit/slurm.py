@@ -28,6 +28,8 @@ def batch_script(plan: Plan, files: script.Files, launcher: str = "torchrun") ->
     if launcher not in script.LAUNCHERS:
         raise ToolkitError(f"launcher {launcher!r} is not one of {', '.join(script.LAUNCHERS)}", remedy="correct it")
     lines = ["#!/bin/bash", *directives(plan, launcher), *script.title(plan), *script.assignments(plan, files)]
+    if note := script.stop_note(plan):
+        lines.append(shell.comment(f"Note: {note}."))
     lines += [shell.assignment("launcher", launcher), *_container(plan)]
     lines += script.location(files.directory or ".", files.output_directory)
     lines.append('cd -- "${SLURM_SUBMIT_DIR:?submit this script with sbatch}"')

@@ -1,11 +1,13 @@
 """Trouble that a test orders: on PYTHONPATH by the site's setup command, so that emitted scripts stay as they are.
 
 ``trouble.json`` in the directory of submission: ``slow`` is seconds that every step of the first start takes more,
-``raise`` an exception (``error``: type and text) after ``step`` on ``rank``, while it runs on ``node`` (any, if empty).
+``raise`` an exception (``error``: type and text) after ``step`` on ``rank``, while it runs on ``node`` (any, if empty);
+``path`` is found first by every Python on ``node``.
 """
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -27,7 +29,10 @@ def arrange(trouble):
     StopRequest.agreed = troubled
 
 
-if "RANK" in os.environ:  # a process of the program, not torchrun
-    file = Path(os.environ.get("SLURM_SUBMIT_DIR", ".")) / "trouble.json"
-    if file.exists():
-        arrange(json.loads(file.read_text()))
+file = Path(os.environ.get("SLURM_SUBMIT_DIR", "/nowhere")) / "trouble.json"
+if file.exists():
+    ordered = json.loads(file.read_text())
+    if "path" in ordered and ordered["node"] == os.environ.get("SLURMD_NODENAME"):
+        sys.path.insert(0, ordered["path"])
+    if "RANK" in os.environ:  # a process of the program, not torchrun
+        arrange(ordered)

@@ -1,12 +1,16 @@
 """The speed of the storage: one slow write is no reason to do without a node, a slow node of a large job is."""
 
 import os
+import socket
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from toolkit.runtime import checkpoint
 from toolkit.runtime.preflight import storage
 from toolkit.runtime.preflight.request import Request
+from toolkit.runtime.preflight.run import run
 from toolkit.runtime.preflight.storage import StorageFacts
 from toolkit.runtime.preflight.verdict import judge
 
@@ -75,3 +79,42 @@ def test_the_first_nodes_folder_is_told_from_another(tmp_path: Path, monkeypatch
     assert not storage.sees_first(asked)
     storage.token_file(asked).touch()
     assert storage.sees_first(asked)
+
+
+def test_checkpoints_that_are_there_need_no_more_room(tmp_path: Path) -> None:
+    """A job that is started again has most of its checkpoints already."""
+    asked = request(10e9, 10.0, tmp_path)  # keeps two, and one more while the next is written
+    said = []
+    for count in range(4):
+        facts = StorageFacts(free_bytes=15e9, bytes_per_second=1e9, checkpoints=count)
+        said.append([each.message for each in storage.judge(asked, {"n1": facts})])
+    assert "3 checkpoints of 9.313 GiB need 27.94 GiB" in said[0][0] and "2 checkpoints" in said[1][0]
+    assert said[2] == said[3] == []
+    short = storage.judge(asked, {"n1": StorageFacts(free_bytes=5e9, bytes_per_second=1e9, checkpoints=2)})
+    assert "one more checkpoint needs 9.313 GiB" in short[0].message
+
+    assert storage.facts(asked, 0).checkpoints == 0
+    for step in (1, 2):
+        written = checkpoint.begin(tmp_path, step)
+        (written / "weights").write_bytes(b"x")
+        checkpoint.commit(written, {"step": step})
+    (tmp_path / "checkpoint-3").mkdir()  # torn
+    assert storage.facts(asked, 0).checkpoints == 2
+
+
+def test_of_two_nodes_that_see_two_folders_none_is_to_blame() -> None:
+    nodes = {name: StorageFacts(free_bytes=1e15, bytes_per_second=1e9, shared=name == "a") for name in "ab"}
+    (trouble,) = storage.judge(request(1e9, 1.0, nodes=2), nodes)
+    assert trouble.nodes == () and str(trouble).startswith("on b /nowhere is not the folder that the first node")
+    nodes["c"] = nodes["a"]
+    (trouble,) = storage.judge(request(1e9, 1.0), nodes)
+    assert trouble.nodes == ("b",)
+
+
+def test_a_port_that_another_program_has_is_the_first_nodes_fault(tmp_path: Path) -> None:
+    with socket.create_server(("", 0)) as taken:
+        asked = msgspec.structs.replace(request(1.0, 1.0, tmp_path, 2), port=taken.getsockname()[1])
+        verdict = run(asked, 0, "n1")
+    assert (verdict.exit_code, verdict.bad_nodes) == (76, ("n1",))
+    assert "cannot listen on port" in verdict.troubles[0].message
+    assert (tmp_path / "preflight.bad").read_text() == "n1\n"

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolkit.runtime.preflight import pairs
+from toolkit.runtime.preflight import clocks, pairs
 from toolkit.runtime.preflight.verdict import Trouble, judge, odd_ones_out
 
 
@@ -26,6 +26,29 @@ def test_exit_codes() -> None:
 def test_most_nodes_are_right_and_a_tie_goes_to_the_first() -> None:
     assert odd_ones_out({"a": "1", "b": "2", "c": "2"}, "a") == ("2", {"a": "1"})
     assert odd_ones_out({"a": "1", "b": "2"}, "b") == ("2", {"a": "1"})
+
+
+def test_a_tie_goes_to_what_nodes_of_earlier_starts_had() -> None:
+    """Otherwise a first node that is the odd one turns away all others."""
+    assert odd_ones_out({"a": "1", "b": "2"}, "a", {"c": "2"}) == ("2", {"a": "1"})
+    assert odd_ones_out({"a": "1", "b": "2"}, "a", {"c": "2", "d": "1", "e": "1"}) == ("1", {"b": "2"})
+    # its own word of before counts no more, nor what nobody has now, nor anything where most agree
+    assert odd_ones_out({"a": "1", "b": "2"}, "a", {"b": "2"}) == ("1", {"b": "2"})
+    assert odd_ones_out({"a": "1", "b": "2"}, "a", {"c": "3", "d": "3"}) == ("1", {"b": "2"})
+    assert odd_ones_out({"a": "1", "b": "1"}, "a", {"c": "2", "d": "2", "e": "2"}) == ("1", {})
+
+
+def test_a_clock_that_is_off_is_named_whoever_is_first() -> None:
+    def named(**offsets: float) -> list[tuple[tuple[str, ...], str]]:
+        return [(each.nodes, each.severity) for each in clocks.judge({k: (v, 0.1) for k, v in offsets.items()})]
+
+    assert named(n1=0.0, n2=0.05, n3=90.0, n4=-0.3) == [(("n3",), "error")]
+    assert named(n1=0.0, n2=90.0, n3=90.1, n4=89.9) == [(("n1",), "error")]
+    assert named(n1=0.0, n2=5.0, n3=0.0) == [(("n2",), "warning")]
+    assert named(n1=0.0, n2=90.0) == [((), "error")]  # either of the two
+    assert named(n1=0.0) == []
+    (trouble,) = clocks.judge({"n1": (0.0, 0.0), "n2": (90.0, 10.0), "n3": (0.0, 0.0)})
+    assert str(trouble).startswith("n2: its clock is 80 s behind that of most nodes")
 
 
 @given(st.integers(2, 60))

@@ -11,11 +11,15 @@ remember() {
 
 remembered() { grep -c -F -- "$1" "$output_directory/restarts.jsonl" 2>/dev/null || true; }
 
-# How often in a row this job has ended at the checkpoint that is the newest now.
+# How often in a row this job has failed at the checkpoint that is the newest now. A request to stop, as by preemption
+# or the time limit, is no failure, however early; nor is another bad node that is found before the start.
 without_progress() {
   local line count=0
   while IFS= read -r line; do
     case $line in
+      *"\"job\": \"$SLURM_JOB_ID\""*'"result": "stopped"'*) ;;
+      *"\"job\": \"$SLURM_JOB_ID\""*'"result": "preflight"'*)
+        case $line in *"\"nodes\": \"$culprits\""*) count=$((count + 1)) ;; esac ;;
       *"\"job\": \"$SLURM_JOB_ID\""*"\"step\": $step_saved,"*) count=$((count + 1)) ;;
       *) count=0 ;;
     esac
@@ -63,15 +67,10 @@ request_stop() {
 }
 trap request_stop USR1
 
-run_attempt() {
-  prepare_attempt
-  echo "start: job $SLURM_JOB_ID restart $restart attempt $attempt, $nodes x $processes_per_node =" \
-    "$planned_processes processes of $program with $launcher"
-  echo "nodes: ${hosts//$'\n'/ } rendezvous: $meeting:$port output: $output_directory"
+# A step in the background, since the shell runs no trap while it waits for a command in the foreground.
+run_step() {
   rc=0
-  if [ "$stop_requested" = 1 ]; then return; fi
-  # in the background: the shell runs no trap while it waits for a command in the foreground
-  "${step[@]}" "${container_options[@]}" bash -c "$on_each_node" on_each_node "$launcher" "$gpus_per_node" "${launch[@]}" &
+  "$@" &
   srun_pid=$!
   if [ "$stop_requested" = 1 ]; then kill -USR1 "$srun_pid" 2>/dev/null || true; fi
   while :; do
@@ -82,23 +81,44 @@ run_attempt() {
   srun_pid=
 }
 
-# Exit code 76: preflight.json in the output directory names bad nodes. Another one: the same on any nodes.
-check_nodes() {
-  local text
+run_attempt() {
+  echo "start: job $SLURM_JOB_ID restart $restart attempt $attempt, $nodes x $processes_per_node =" \
+    "$planned_processes processes of $program with $launcher"
+  echo "nodes: ${hosts//$'\n'/ } rendezvous: $meeting:$port output: $output_directory"
   rc=0
-  "${everywhere[@]}" "${container_options[@]}" "${in_container[@]}" "${preflight[@]}" || rc=$?
-  step_saved=$(saved_step) result=preflight culprits='' cause="the check before the start returned $rc"
-  case $rc in
-    0) return ;;
-    76)
-      text=$(tr -d ' \n"' 2>/dev/null <"$output_directory/preflight.json" || true)
-      if [[ $text =~ bad_nodes:\[([^]]+)\] ]]; then culprits=${BASH_REMATCH[1]//,/ }; fi
-      if [ -n "$culprits" ]; then requeue_without "$culprits"; fi ;;
-  esac
-  give_up "$cause"
+  if [ "$stop_requested" = 1 ]; then return; fi
+  run_step "${step[@]}" "${container_options[@]}" \
+    bash -c "$on_each_node" on_each_node "$launcher" "$gpus_per_node" "${launch[@]}"
 }
 
-attempt=0
+# Once for each start of the job. Its exit code 76: preflight.json names bad nodes, and the job starts again without
+# them. 1 and 2: it would be the same on any nodes. From 128 on it was ended: by a request to stop, or by a fault.
+check_nodes() {
+  local text
+  preflight+=(--run-id "$SLURM_JOB_ID-$restart" --rendezvous "$meeting:$port")
+  if [ "${#hosts}" -lt 100000 ]; then preflight+=(--hosts "${hosts//$'\n'/,}"); fi    # one word has at most 128 KiB
+  run_step "${everywhere[@]}" "${container_options[@]}" "${in_container[@]}" "${preflight[@]}"
+  if [ "$rc" = 0 ] || [ "$stop_requested" = 1 ]; then return; fi
+  step_saved=$(saved_step) result=preflight culprits='' cause="toolkit preflight returned $rc, see above"
+  case $rc in
+    76)
+      text=$(tr -d ' \n"' 2>/dev/null <"$output_directory/preflight.json" || true)
+      case $text in *"run_id:$SLURM_JOB_ID-$restart,"*) ;; *) text= ;; esac              # of an earlier start
+      if [[ $text =~ bad_nodes:\[([^]]+)\] ]]; then culprits=${BASH_REMATCH[1]//,/ }; fi
+      if [ -z "$culprits" ]; then give_up "$cause, and does not name a node"; fi
+      cause="toolkit preflight names $culprits, see above" ;;
+    138 | 143) result=stopped cause="asked to stop while the nodes were checked" ;;
+    *)
+      if [ "$rc" -lt 128 ]; then give_up "$cause"; fi
+      find_silent_nodes ;;
+  esac
+  if [ "$result" = preflight ] && [ "$(without_progress)" -ge "$max_no_progress" ]; then
+    give_up "the same in $max_no_progress more starts (MAX_NO_PROGRESS); $cause"
+  fi
+  requeue_without "$culprits"
+}
+
+prepare_attempt 0
 if [ "${#preflight[@]}" -gt 0 ]; then check_nodes; fi
 while :; do
   run_attempt
@@ -111,11 +131,11 @@ while :; do
     ended) exit 0 ;;
     failed) give_up "it would fail again; $cause" ;;
   esac
+  if [ "$result" = stopped ]; then requeue_without ""; fi
   if [ "$(without_progress)" -ge "$max_no_progress" ]; then
     cause="no checkpoint after step $step_saved in $max_no_progress more starts (MAX_NO_PROGRESS)${cause:+; $cause}"
     give_up "$cause"
   fi
-  if [ "$result" = stopped ]; then requeue_without ""; fi
   find_silent_nodes
   if [ "$stop_requested" = 1 ]; then requeue_without ""; fi
   case $cause in *" does not answer"*) requeue_without "$culprits" ;; esac
@@ -123,5 +143,5 @@ while :; do
   if [ -n "$culprits" ] && [ "$(remembered "\"nodes\": \"$culprits\"")" -gt 0 ]; then requeue_without "$culprits"; fi
   if [ "$attempt" -ge "${MAX_ATTEMPTS:-3}" ]; then requeue_without ""; fi
   remember again
-  attempt=$((attempt + 1))
+  prepare_attempt $((attempt + 1))
 done

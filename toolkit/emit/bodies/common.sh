@@ -14,10 +14,10 @@ if [ -n "${deepspeed_file:-}" ]; then arguments+=(--deepspeed "$directory/$deeps
 if [ -n "${megatron_file:-}" ]; then arguments+=(--megatron "$directory/$megatron_file"); fi
 if [ "${save_steps:-0}" -gt 0 ]; then arguments+=(--save-steps "$save_steps"); fi   # loses least to failures
 arguments+=(--output-dir "$output_directory" "$@")
-previous=
+previous='' keep=2
 for word in "${arguments[@]}"; do
-  if [ "$previous" = --output-dir ]; then output_directory=$word; fi
-  case $word in --output-dir=*) output_directory=${word#*=} ;; esac
+  case $previous in --output-dir) output_directory=$word ;; --keep) keep=$word ;; esac
+  case $word in --output-dir=*) output_directory=${word#*=} ;; --keep=*) keep=${word#*=} ;; esac
   previous=$word
 done
 
@@ -40,17 +40,31 @@ fi
 if [ -n "${setup_command:-}" ]; then eval "$setup_command"; fi
 set -u
 
+python=python3
 if [ "${container_runtime:-none}" = none ]; then
-  starter=torchrun
-  if [ "${launcher:=torchrun}" = srun ]; then starter=python3; fi
-  command -v "$starter" >/dev/null || fail "$starter is not on PATH" \
-    "activate the environment first, or name the command that does as setup_command of the site"
+  for starter in "${launcher:=torchrun}" python3; do
+    command -v "$starter" >/dev/null || fail "$starter is not on PATH" \
+      "activate the environment first, or name the command that does as setup_command of the site"
+  done
+  if [ "$launcher" = torchrun ]; then                    # the interpreter that it belongs to
+    python=$(command -v torchrun)
+    python=${python%/*}/python3
+    if [ ! -x "$python" ]; then python=python3; fi
+  fi
 fi
 if [ -e "$output_directory/FINISHED" ]; then
   echo "already finished: $output_directory/FINISHED (remove it, or give another --output-dir, to train again)"
   exit 0
 fi
 mkdir -p -- "$output_directory"
+
+# A check of the nodes before each start: PREFLIGHT=0 leaves it out, PREFLIGHT_OPTIONS adds options ("--skip gpus").
+preflight=()
+if [ "${PREFLIGHT:-1}" != 0 ]; then
+  read -r -a preflight <<<"${PREFLIGHT_OPTIONS:-}"
+  preflight=("$python" -m toolkit preflight "$directory/$plan_file" --output-dir "$output_directory" --keep "$keep"
+    "${preflight[@]}")
+fi
 
 torchrun=(torchrun
   --nnodes="$nodes"

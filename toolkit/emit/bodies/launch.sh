@@ -11,5 +11,13 @@ if [ "${gpus_per_node:?}" -gt 0 ] && command -v nvidia-smi >/dev/null; then
   [ "$found" -ge "$gpus_per_node" ] || fail "this machine has $found GPUs, the plan needs $gpus_per_node per node" \
     "plan again for this machine with toolkit plan --gpus $found"
 fi
+if [ "${#preflight[@]}" -gt 0 ]; then                     # of this machine by itself
+  rc=0
+  "${preflight[@]}" --nodes 1 --node 0 || rc=$?
+  if [ "$rc" != 0 ]; then
+    echo "error: not started: toolkit preflight returned $rc, see above (PREFLIGHT=0 starts all the same)" >&2
+    exit "$rc"
+  fi
+fi
 echo "start: $nodes x $processes_per_node processes of $program, output in $output_directory"
 exec "${torchrun[@]}" --max-restarts=0 -m "$program" "${arguments[@]}"

@@ -15,8 +15,8 @@ if ! getent hosts "$first_host" >/dev/null; then         # a node name that is n
   case $address in *NodeAddr=*) address=${address#*NodeAddr=} && meeting=${address%%[[:space:]]*} ;; esac
 fi
 
-everywhere=(srun --overlap --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --export=ALL)
-preflight=()                                             # words of a check, once on every node before the first attempt
+everywhere=(srun --overlap --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --export=ALL
+  --cpus-per-task="$SLURM_CPUS_ON_NODE")                 # a process for each GPU imports torch
 step=(srun --nodes="$nodes" --kill-on-bad-exit=1
   --export=ALL)                                          # also after sbatch --export=NONE
 case $launcher in
@@ -51,9 +51,10 @@ fi
 
 # Jobs that share a node must not share a port, nor may a new attempt meet what is left of the last one.
 prepare_attempt() {
+  attempt=$1
   export TOOLKIT_ATTEMPT=$SLURM_JOB_ID-$restart-$attempt
   attempt_folder=$output_directory/.attempt/$TOOLKIT_ATTEMPT
-  rm -rf -- "$output_directory/.attempt" "$output_directory/outcome.json"
+  rm -rf -- "$output_directory/.attempt" "$output_directory/outcome.json" "$output_directory"/stacks/HANG*
   if [ "$stop_requested" = 0 ]; then rm -f -- "$output_directory/STOP"; fi
   mkdir -p -- "$attempt_folder"
   port=$((20000 + (SLURM_JOB_ID + attempt * 4999) % 10000))

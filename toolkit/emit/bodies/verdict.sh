@@ -13,6 +13,35 @@ saved_step() {                                           # of the newest whole c
   case $name in '' | *[!0-9]*) echo 0 ;; *) echo "$name" ;; esac
 }
 
+# Whether the watchdog has ended this attempt (its code 77 becomes torchrun's 1). Sets cause, and culprits where some
+# ranks left no stacks of theirs: those are stopped, or their nodes are.
+hung() {
+  local mark=("$output_directory"/stacks/HANG*) said file word value node silent='' count=0 came=0
+  [ -e "${mark[0]}" ] || return 1                        # removed before each attempt
+  said=,$(tr -d ' \n"{}' 2>/dev/null <"${mark[0]}" || true),
+  for word in rank section step seconds limit; do
+    value=${said#*,"$word":}
+    case $value in "$said") value='?' ;; esac
+    value=${value%%,*}
+    case $word in rank) cause="rank $value hung" ;; section) cause="$cause in $value" ;; step) cause="$cause $value" ;;
+      seconds) cause="$cause for ${value%%.*} s" ;; limit) cause="$cause, its limit is ${value%%.*} s" ;; esac
+  done
+  culprits=''
+  for file in "$attempt_folder"/[0-9]*; do
+    [ -e "$file" ] || continue
+    came=$((came + 1)) node=''
+    if [ "$output_directory/stacks/rank-${file##*/}.json" -nt "$file" ]; then continue; fi
+    count=$((count + 1)) silent="$silent ${file##*/}"
+    while read -r word value; do
+      case $word in here) node=$value ;; esac
+    done <"$file"
+    case " $culprits " in *" $node "*) ;; *) culprits="${culprits:+$culprits }$node" ;; esac
+  done
+  if [ "$count" = "$came" ]; then culprits=''; fi
+  if [ -n "$culprits" ]; then cause="$cause; no stacks of rank$silent on $culprits"; fi
+  cause="$cause; stacks are in $output_directory/stacks"
+}
+
 # Sets result (finished ended stopped failed fault), culprits (nodes, by spaces), cause (a sentence).
 judge() {
   result='' culprits='' cause=''
@@ -33,10 +62,11 @@ judge() {
   if [ "$state" = failed ]; then
     cause="rank $(outcome_of rank) on $(outcome_of node), after step $(outcome_of step): $(outcome_of reason)"
     case $kind in
-      input | code | memory | storage) result=failed culprits=''; return ;;
+      input | code | memory | storage | diverged) result=failed culprits=''; return ;;
       device | agent) result=fault culprits=$(outcome_of node); return ;;
     esac
   fi
+  if hung; then result=fault; return; fi
   if [ "$rc" = 0 ] && [ "$state" = ended ]; then result=ended culprits=''; return; fi
   if [ -n "$killed" ] && [ "$stop_requested" = 0 ]; then
     result=fault cause="rank$killed on $culprits was killed"

@@ -21,8 +21,6 @@ import threading
 import time
 from typing import Any
 
-from toolkit.errors import ToolkitError
-
 PINGS = 8
 RETRY_SECONDS = 0.25
 MOST_BYTES = 2**22  # of one line
@@ -30,6 +28,10 @@ MOST_BYTES = 2**22  # of one line
 
 class Unreachable(Exception):
     """The first node could not be reached in time; the text says why."""
+
+
+class PortTaken(Exception):
+    """Another program has the port of the rendezvous on the first node."""
 
 
 class Line:
@@ -159,10 +161,7 @@ def _listen(port: int) -> socket.socket:
     try:
         return socket.create_server(("", port), backlog=1024)
     except OSError as error:
-        raise ToolkitError(
-            f"cannot listen on port {port}: {error}",
-            remedy="another program has it: give another port, one for each job that shares a node",
-        ) from error
+        raise PortTaken(f"cannot listen on port {port}: {error}") from error
 
 
 class Other(Meeting):

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from toolkit.runtime import durable
-from toolkit.runtime.preflight import collective, gpus, meeting, names, storage, versions
+from toolkit.runtime.preflight import clocks, collective, gpus, meeting, names, storage, versions
 from toolkit.runtime.preflight.request import Request
 from toolkit.runtime.preflight.verdict import BAD_NODE, Trouble, Verdict, judge
 
@@ -44,6 +44,8 @@ def run(request: Request, node: int, host: str) -> Verdict:
         met = _meet(request, node, host)
     except meeting.Unreachable as error:
         return _cut_off(request, node, host, str(error), since)
+    except meeting.PortTaken as error:
+        return _alone(request, host, host, str(error), "end it, or leave out the node", since)
     try:
         if request.nodes > 1 and "storage" in facts and not facts["storage"].get("error"):
             facts["storage"]["shared"] = _limited(lambda: storage.sees_first(request), "the shared folder") is True
@@ -69,6 +71,19 @@ def _prepare(request: Request) -> None:
         for path in folder.iterdir():
             path.unlink()
         storage.token_file(request).touch()
+
+
+def _earlier(request: Request) -> dict[str, dict[str, str]]:
+    """Versions by node, of all nodes that earlier starts have looked at."""
+    try:
+        found = msgspec.json.decode((Path(request.output_directory) / RESULT).read_bytes(), type=Verdict).measured
+        before: dict[str, Any] = msgspec.convert(found.get("earlier_versions", {}), dict[str, dict[str, str]])
+        for host, facts in msgspec.convert(found.get("hosts", {}), dict[str, dict[str, Any]]).items():
+            if "error" not in (seen := facts.get("versions", {"error": ""})):
+                before[host] = seen
+    except (OSError, msgspec.MsgspecError):
+        return {}
+    return before
 
 
 def _limited(check: Callable[[], Any], name: str) -> Any:
@@ -113,8 +128,10 @@ def _together(request: Request, node: int, met: meeting.Meeting, facts: dict[str
             if (found := told[other]) and found["name"] and not found["name"]["error"]
         }
         probed = met.exchange(mine, names.PROBES * names.SECONDS + 10.0)
-    troubles, skipped = _judge(request, met, hosts, told, probed)
+    earlier = _earlier(request)
+    troubles, skipped = _judge(request, met, hosts, told, probed, earlier)
     measured: dict[str, Any] = {
+        "earlier_versions": earlier,
         "hosts": {hosts[number]: each for number, each in enumerate(told) if each},
         "save_seconds": storage.save_seconds(request, _storage(hosts, told)),
     }
@@ -147,6 +164,7 @@ def _judge(
     hosts: list[str],
     told: list[dict[str, Any] | None],
     probed: list[dict[str, str] | None] | None,
+    earlier: dict[str, dict[str, str]],
 ) -> tuple[list[Trouble], list[str]]:
     troubles, skipped = _missing(request, hosts, told), [f"{each}: left out" for each in request.skip]
     there = {hosts[number]: each for number, each in enumerate(told) if each}
@@ -156,14 +174,13 @@ def _judge(
             if isinstance(each.get(check), dict) and "error" in each[check]:
                 troubles.append(Trouble(check=check, nodes=(host,), message=each[check]["error"]))
     software = {host: each["versions"] for host, each in there.items() if "error" not in each.get("versions", {})}
-    troubles += versions.compare({host: each for host, each in software.items() if each}, hosts[0])
+    troubles += versions.compare({host: each for host, each in software.items() if each}, hosts[0], "", earlier)
     if "storage" not in request.skip:
         troubles += storage.judge(request, _storage(hosts, told))
     if "clock" not in request.skip:
-        for host, each in there.items():
-            offset, error = each["clock"]
-            sure = max(abs(offset) - error, 0.0)
-            troubles += storage.clock_troubles(host, sure if offset > 0 else -sure, "that of " + hosts[0])
+        found = clocks.judge({host: (each["clock"][0], each["clock"][1]) for host, each in there.items()})
+        named = any(each.check == "clock" for each in troubles)  # by the file server's clock
+        troubles += [each for each in found if each.nodes or not named]
     if request.gpus_per_node and "gpus" not in request.skip:
         cards = {host: each["gpus"] for host, each in there.items() if isinstance(each["gpus"], list)}
         troubles += gpus.judge(cards, request.gpus_per_node, hosts[0])
@@ -221,14 +238,17 @@ def _cut_off(request: Request, node: int, host: str, reason: str, since: float) 
             if found.run_id == request.run_id:
                 return found
         time.sleep(0.2)
-    name = _expected_name(request, 0)
-    trouble = Trouble(check="reach", nodes=(name,), message=f"{host} {reason}", remedy="look whether it is up")
+    return _alone(request, _expected_name(request, 0), host, f"{host} {reason}", "look whether it is up", since)
+
+
+def _alone(request: Request, bad: str, host: str, text: str, remedy: str, since: float) -> Verdict:
+    """The verdict of one node that could not meet the others: the first one is bad."""
     verdict = Verdict(
         run_id=request.run_id,
         exit_code=BAD_NODE,
-        bad_nodes=(name,),
-        nodes=(name, host),
-        troubles=(trouble,),
+        bad_nodes=(bad,),
+        nodes=tuple(dict.fromkeys((bad, host))),
+        troubles=(Trouble(check="reach", nodes=(bad,), message=text, remedy=remedy),),
         seconds=time.monotonic() - since,
     )
     with contextlib.suppress(OSError):

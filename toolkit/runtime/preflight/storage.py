@@ -1,6 +1,7 @@
 """The output directory as one node sees it: shared, room for the checkpoints, speed of a durable write, its clock.
 
-    bytes needed   = checkpoint * (keep + 1)              one more is there while the next is being written
+    bytes needed   = checkpoint * max(1, keep + 1 - those that are there)
+                                                          one more is there while the next is being written
     seconds of a save = checkpoint / (sum over nodes of measured bytes/s)    all nodes write at the same time
     of a node's share = checkpoint / nodes / measured bytes/s
 
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 
+from toolkit.runtime import checkpoint
 from toolkit.runtime.preflight.request import Request
 from toolkit.runtime.preflight.verdict import Trouble
 from toolkit.units import format_bytes, format_seconds
@@ -39,6 +41,7 @@ class StorageFacts(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_second: float = 0.0
     server_clock_seconds: float = 0.0  # of the file server, minus this node's own
     shared: bool = True
+    checkpoints: int = 0  # whole ones, of earlier starts
     error: str = ""
 
 
@@ -59,6 +62,7 @@ def facts(request: Request, node: int) -> StorageFacts:
             free_inodes=space.f_favail if space.f_files else -1,
             bytes_per_second=speed,
             server_clock_seconds=clock,
+            checkpoints=len(checkpoint.complete(request.output_directory)),
         )
     except OSError as error:
         return StorageFacts(error=str(error))
@@ -106,33 +110,30 @@ def judge(request: Request, by_node: dict[str, StorageFacts]) -> list[Trouble]:
     """Troubles of the nodes, and of the storage that they share."""
     troubles: list[Trouble] = []
     space = "delete old runs, give another --output-dir, or keep fewer checkpoints (--keep)"
-    needed = request.checkpoint_bytes * (request.keep + 1)
-    inodes = request.files_of_a_checkpoint * (request.keep + 1)
     apart = [node for node, found in by_node.items() if not found.error and not found.shared]
-    nobody = len(apart) == len(by_node) - 1 > 1  # then it is no node's fault
+    nobody = 0 < len(apart) == len(by_node) - 1  # then it is no node's fault; of two it may be the first one's
     text = f"{request.output_directory} is not the folder that the first node writes to"
     mounts = "give an --output-dir on storage that all nodes mount"
     if nobody:
-        troubles.append(Trouble(check="shared", nodes=(), message=f"on the other nodes {text}", remedy=mounts))
+        names = ", ".join(apart) if len(apart) == 1 else "the other nodes"
+        troubles.append(Trouble(check="shared", nodes=(), message=f"on {names} {text}", remedy=mounts))
     for node, found in by_node.items():
         problems: list[tuple[str, str, str]] = []
         if found.error:
             problems.append(("disk", f"cannot write to {request.output_directory}: {found.error}", space))
         elif not found.shared and not nobody:
             problems.append(("shared", text, mounts))
+        more = max(1, request.keep + 1 - found.checkpoints)
+        needed, inodes = request.checkpoint_bytes * more, request.files_of_a_checkpoint * more
+        what = "one more checkpoint" if more == 1 else f"{more} checkpoints"
         if not found.error and found.free_bytes < needed:
-            count = f"{request.keep + 1} checkpoints of {format_bytes(request.checkpoint_bytes)}"
             room = f"{format_bytes(found.free_bytes)} free in {request.output_directory}"
-            problems.append(("disk", f"{room}, {count} need {format_bytes(needed)}", space))
+            each = "" if more == 1 else f" of {format_bytes(request.checkpoint_bytes)}"
+            verb = "needs" if more == 1 else "need"
+            problems.append(("disk", f"{room}, {what}{each} {verb} {format_bytes(needed)}", space))
         if not found.error and 0 <= found.free_inodes < inodes:
-            problems.append(
-                (
-                    "disk",
-                    f"{found.free_inodes:,} more files can be made in {request.output_directory}, "
-                    f"{request.keep + 1} checkpoints have up to {inodes:,}",
-                    space,
-                )
-            )
+            room = f"{found.free_inodes:,} more files can be made in {request.output_directory}"
+            problems.append(("disk", f"{room}, {what} may have {inodes:,}", space))
         troubles += [Trouble(check=check, nodes=(node,), message=said, remedy=help_) for check, said, help_ in problems]
         troubles += clock_troubles(node, found.server_clock_seconds, "the file server's")
     return troubles + _speed(request, {node: found for node, found in by_node.items() if not found.error})

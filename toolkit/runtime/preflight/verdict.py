@@ -8,6 +8,8 @@ fault however many nodes have them.
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 
 OK, EVERYWHERE, BAD_NODE = 0, 1, 76  # exit codes; 76 is EX_PROTOCOL of sysexits.h, "remote error"
@@ -64,11 +66,18 @@ def judge(troubles: list[Trouble], nodes: tuple[str, ...]) -> tuple[int, tuple[s
     return (BAD_NODE if bad else OK), tuple(name for name in nodes if name in bad)
 
 
-def odd_ones_out(values: dict[str, str], first: str) -> tuple[str, dict[str, str]]:
-    """The value of most nodes, and the nodes with another one; where there is a tie, ``first`` has the right one."""
-    counts: dict[str, int] = {}
-    for value in values.values():
-        counts[value] = counts.get(value, 0) + 1
-    most = max(counts.values())
-    usual = values[first] if counts.get(values.get(first, ""), 0) == most else max(counts, key=lambda v: counts[v])
+def odd_ones_out(
+    values: dict[str, str], first: str, earlier: dict[str, str] | None = None
+) -> tuple[str, dict[str, str]]:
+    """The value of most nodes, and the nodes with another one.
+
+    Where there is a tie, what most nodes of ``earlier`` starts had is right, or else what ``first`` has. Without them a
+    first node that is the odd one would turn away all others, one after the other.
+    """
+    counts = Counter(values.values())
+    most = [value for value, count in counts.items() if count == max(counts.values())]
+    before = Counter(value for node, value in (earlier or {}).items() if node not in values and value in most)
+    if before:
+        most = [value for value in most if before[value] == max(before.values())]
+    usual = values[first] if values.get(first) in most else most[0]
     return usual, {node: value for node, value in values.items() if value != usual}

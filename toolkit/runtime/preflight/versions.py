@@ -39,12 +39,15 @@ def fingerprint() -> str:
     return digest.hexdigest()[:12]
 
 
-def compare(by_node: dict[str, dict[str, str]], first: str, what: str = "") -> list[Trouble]:
-    """Every node against what most nodes have."""
+def compare(
+    by_node: dict[str, dict[str, str]], first: str, what: str = "", earlier: dict[str, dict[str, str]] | None = None
+) -> list[Trouble]:
+    """Every node against what most nodes have; ``earlier`` is what nodes of earlier starts had."""
     troubles = []
     for name in sorted({name for facts in by_node.values() for name in facts}):
         values = {node: facts.get(name, "not installed") for node, facts in by_node.items()}
-        usual, others = odd_ones_out(values, first)
+        before = {node: facts.get(name, "not installed") for node, facts in (earlier or {}).items()}
+        usual, others = odd_ones_out(values, first, before)
         for value in sorted(set(others.values())):
             nodes = tuple(node for node, found in others.items() if found == value)
             troubles.append(
