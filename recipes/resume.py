@@ -1,8 +1,8 @@
 """From which checkpoint a start goes on, by which way, and which starts must not.
 
-:func:`find` is the one call: the same layout loads as it is, other ranks or another ZeRO stage through DeepSpeed's
-universal form (written here, once, by one rank), other degrees of megatron-core by its own loader, and what no loader
-can do is a sentence before any engine starts.
+:func:`find` is the one call: the same layout loads as it is, other ranks, another ZeRO stage or another framework of
+the same program in a form that this one loads (written here, once, by one rank), other degrees of megatron-core by its
+own loader, and what no loader can do is a sentence before any engine starts.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from recipes.ranks import everywhere, shared
 from toolkit.errors import ToolkitError
 from toolkit.plan import Plan
 from toolkit.recipe import contract_sha256
-from toolkit.runtime import checkpoint, reshard
+from toolkit.runtime import checkpoint, reshard, skipped
 from toolkit.runtime.together import ALONE, Group
 
-CONVERTED = "universal"  # folder of the run that holds checkpoints in DeepSpeed's universal form
+CONVERTED = {reshard.UNIVERSAL: "universal", reshard.REWRITTEN: "rewritten"}  # folders of the run for other forms
 
 
 class Start(NamedTuple):
@@ -53,6 +53,7 @@ def finished(plan: Plan, folder: Path) -> dict[str, Any] | None:
 def newest(plan: Plan, folder: Path) -> str | None:
     """Name of the newest valid checkpoint, which this plan must be able to continue; for one rank to call."""
     checkpoint.set_aside_incomplete(folder)
+    _discard_others(folder, 0)
     path = checkpoint.newest_valid(folder)
     if path is None:
         return None
@@ -68,6 +69,7 @@ def find(plan: Plan, folder: Path, group: Group = ALONE) -> Start | None:
     """
     if group.rank == 0:
         checkpoint.set_aside_incomplete(folder)
+    everywhere(lambda: _discard_others(folder, group.rank), group)
     path = checkpoint.newest_valid(folder, group)
     if path is None:
         return None
@@ -76,9 +78,14 @@ def find(plan: Plan, folder: Path, group: Group = ALONE) -> Start | None:
     return start
 
 
+def _discard_others(folder: Path, rank: int) -> None:
+    if rank == 0 and (gone := skipped.discard_others(folder)):
+        print(f"note: {', '.join(gone)} deleted: trained on batches that {skipped.SKIPPED} leaves out", flush=True)
+
+
 def _start(plan: Plan, folder: Path, path: Path) -> Start:
     saved, route = _route(plan, path)
-    loaded = _universal(folder, path, saved) if route.kind == reshard.UNIVERSAL else path
+    loaded = _converted(plan, folder, path, saved, route.kind) if route.kind in CONVERTED else path
     return Start(loaded, path.name, int(saved["step"]), route, saved)
 
 
@@ -89,18 +96,30 @@ def _route(plan: Plan, path: Path) -> tuple[dict[str, Any], reshard.Route]:
     return saved, reshard.route(saved, wanted, str(path))
 
 
-def _universal(folder: Path, path: Path, saved: dict[str, Any]) -> Path:
-    """The universal form of a checkpoint, committed in a folder of its own; one made before is taken as it is."""
-    from toolkit.runtime import universal
+def _converted(plan: Plan, folder: Path, path: Path, saved: dict[str, Any], kind: str) -> Path:
+    """A checkpoint in the form that this plan loads, committed in a folder of its own.
 
-    store, step = folder / CONVERTED, int(saved["step"])
+    One that was made before is taken as it is.
+    """
+    from toolkit.runtime import rewrite, universal
+
+    store, step = folder / CONVERTED[kind], int(saved["step"])
+    precision = plan.workload.precision
+    form = rewrite.form(plan.strategy.framework, plan.strategy.zero_stage)
+    made = {"made_from": universal.mark(path)}
+    if form != rewrite.UNIVERSAL:
+        made |= {"form": form, "form_precision": precision}
     checkpoint.set_aside_incomplete(store)
     valid = checkpoint.newest_valid(store)
-    if valid is not None and checkpoint.facts(valid).get("made_from") == universal.mark(path):
+    if valid is not None and made.items() <= checkpoint.facts(valid).items():
         return valid
     target = checkpoint.begin(store, step)
-    universal.convert(path, target)
-    checkpoint.commit(target, saved | {"made_from": universal.mark(path)})
+    sharded = saved.get("framework", "deepspeed") == "deepspeed" and saved.get("zero_stage")
+    if form == rewrite.UNIVERSAL and sharded and plan.workload.optimizer != "sgd":
+        universal.convert(path, target)  # a weight at a time
+    else:
+        rewrite.convert(path, target, form, precision, step)
+    checkpoint.commit(target, saved | made)
     return target
 
 
@@ -119,8 +138,9 @@ def describe(start: Start) -> str:
 
 
 def drop_converted(folder: Path) -> None:
-    """Delete universal forms, once there is a newer checkpoint of the run's own layout; for one rank to call."""
-    store = folder / CONVERTED
-    for path in checkpoint.complete(store):
-        checkpoint.discard(path)
-    shutil.rmtree(store, ignore_errors=True)
+    """Delete other forms, once there is a newer checkpoint of the run's own layout; for one rank to call."""
+    for name in CONVERTED.values():
+        store = folder / name
+        for path in checkpoint.complete(store):
+            checkpoint.discard(path)
+        shutil.rmtree(store, ignore_errors=True)

@@ -6,27 +6,29 @@ import sys
 from pathlib import Path
 from typing import Any, TextIO
 
+import msgspec
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from recipes import resume
 from recipes.finetune.batches import prove_isolation
-from toolkit.plan import Plan
 from recipes.step_clock import FORWARD_BACKWARD, OPTIMIZER, OTHER, StepClock
+from toolkit.plan import Plan
 from toolkit.recipe import sequences_per_step
 from toolkit.record import EvaluationRecord, StepRecord
 from toolkit.runtime.saver import Saver
 from toolkit.runtime.signals import StopRequest
+from toolkit.runtime.states import PARAMETERS
 from toolkit.runtime.telemetry import Telemetry
 
 
 class RecordSteps(TrainerCallback):
     """Writes a StepRecord and shows each step: a bar on a terminal, lines elsewhere. Time is without saves."""
 
-    def __init__(self, plan: Plan, telemetry: Telemetry, total_steps: int, screen: TextIO = sys.stderr) -> None:
-        self.plan, self.telemetry, self.total_steps = plan, telemetry, total_steps
     trainer: Any = None  # set once there is one
 
+    def __init__(self, plan: Plan, telemetry: Telemetry, total_steps: int, screen: TextIO = sys.stderr) -> None:
+        self.plan, self.telemetry, self.total_steps = plan, telemetry, total_steps
         self.screen = screen
         self.last_loss: float | None = None
         self.held_out_loss: float | None = None
@@ -132,9 +134,9 @@ class RecordSteps(TrainerCallback):
         if metrics is not None:
             loss, tokens = metrics["eval_loss"], metrics["eval_tokens"]
             self.held_out_loss, self.evaluated = loss, state.global_step
+            self.clock.evaluation += metrics["eval_seconds"]
             self.telemetry.evaluation(
                 EvaluationRecord(
-            self.clock.evaluation += metrics["eval_seconds"]
                     step=state.global_step,
                     held_out_loss=loss,
                     tokens=tokens,
@@ -203,10 +205,11 @@ class CommitCheckpoints(TrainerCallback):
     def __init__(self, saver: Saver, plan: Plan, facts: dict[str, Any], epoch_samples: int, data: str) -> None:
         self.saver, self.plan, self.facts, self.epoch_samples, self.data = saver, plan, facts, epoch_samples, data
         self._written: Path | None = None
+        self._trainer: Any = None
 
     def attach(self, trainer: Any) -> None:
         """From now on this trainer writes into fresh folders; twice at one step is once."""
-        write = trainer._save_checkpoint
+        self._trainer, write = trainer, trainer._save_checkpoint
 
         def save(*positional: Any, **keywords: Any) -> None:
             step = trainer.state.global_step
@@ -223,6 +226,8 @@ class CommitCheckpoints(TrainerCallback):
         if self._written is None:
             return
         written, self._written = self._written, None
+        if args.process_index == 0:
+            (written / PARAMETERS).write_bytes(msgspec.json.encode(self._trainer.parameters))
         contract = self.plan.contract
         samples = state.global_step * contract.global_batch_size
         epoch, position = divmod(samples, self.epoch_samples)

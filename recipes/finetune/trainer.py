@@ -18,6 +18,10 @@ from recipes.resume import Start
 from recipes.schedule import learning_rate
 from toolkit.errors import ToolkitError
 from toolkit.plan import Plan
+from toolkit.runtime import reshard
+from toolkit.runtime.states import Parameters
+
+WRAPPER = "_checkpoint_wrapped_module."  # that recomputation puts into the names of FSDP's modules
 
 
 class ContractTrainer(Trainer):
@@ -105,22 +109,34 @@ class ContractTrainer(Trainer):
             )
         else:
             super().create_optimizer(model)
+        self.parameters = _parameters(self.model if model is None else model, self.optimizer)
         # DeepSpeed leaves out groups that have no parameters (of adapters none is a norm or a bias)
         self._decays = [group["weight_decay"] for group in self.optimizer.param_groups if group["params"]]
         return self.optimizer
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Repairs two silent faults of DeepSpeed 0.19.8 when stage 3 loads a universal checkpoint (``stage3.py``).
+        """Repairs what loading a checkpoint of another form leaves wrong, without a word.
 
-        All weights get one and the same tensor for their step, which each group of the optimizer then counts up; and
-        every group gets the settings of the first, so that norms and biases would decay.
+        DeepSpeed 0.19.8 at stage 3 (``stage3.py``) gives all weights one and the same tensor for their step, which each
+        group of the optimizer then counts up, and every group the settings of the first, so that norms and biases would
+        decay; SGD gets the moments of Adam. torch takes the saved settings of a group for those of this machine (the
+        fused kernel, or not).
         """
+        own = [_of_this_machine(group) for group in self.optimizer.param_groups] if self.optimizer else []
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is None or not (self.start and self.start.converted) or self.plan.strategy.zero_stage < 3:
+        if checkpoint is None or self.start is None or self.start.route.kind == reshard.PLAIN:
+            return
+        if not self.start.converted:
+            for group, settings in zip(self.optimizer.param_groups, own, strict=True):
+                group.update(settings)
+            return
+        if self.plan.strategy.zero_stage < 3:
             return
         optimizer = self.model_wrapped.optimizer.optimizer
         for group, decay in zip(optimizer.param_groups, self._decays, strict=True):
             group["weight_decay"] = decay
+        if self.plan.contract.optimizer == "sgd":
+            optimizer.state.clear()
         for state in optimizer.state.values():
             if isinstance(state.get("step"), torch.Tensor):
                 state["step"] = state["step"].clone()
@@ -139,3 +155,16 @@ class ContractTrainer(Trainer):
         """Saved random states are those of as many ranks; others draw from seeds of their own (randomness.py)."""
         if self.start is None or self.start.facts.get("world_size", self.args.world_size) == self.args.world_size:
             super()._load_rng_state(checkpoint)
+
+
+def _parameters(model: Any, optimizer: Any) -> Parameters:
+    """The names of what an optimizer trains, group by group."""
+    names = {id(parameter): name.replace(WRAPPER, "") for name, parameter in model.named_parameters()}
+    every = {name.replace(WRAPPER, ""): each for name, each in model.named_parameters(remove_duplicate=False)}
+    tied = {name: first for name, each in every.items() if (first := names[id(each)]) != name}
+    return Parameters([[names[id(each)] for each in group["params"]] for group in optimizer.param_groups], tied)
+
+
+def _of_this_machine(group: dict[str, Any]) -> dict[str, Any]:
+    """Settings of a group that say how the optimizer computes, and not what."""
+    return {name: group[name] for name in ("fused", "foreach", "capturable") if name in group}

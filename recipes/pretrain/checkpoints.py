@@ -2,8 +2,8 @@
 
 megatron-core's ``torch_dist`` format holds each tensor under its global name and place. Two things are
 not obvious: the distributed optimizer must be told ``fully_reshardable`` at every save and load (its default
-fails in 0.16.1: "ShardedTensor.flattened_range is not supported"), and a checkpoint of the distributed
-optimizer cannot be loaded into the ordinary one, nor one of several expert-parallel ranks into one.
+fails in 0.16.1: "ShardedTensor.flattened_range is not supported"), and what stands beside the tensors must not be
+taken from another structure of optimizers (moving.py).
 
 Random states go into a file per rank (random_states.py), taken up where the layout is the same.
 """
@@ -20,7 +20,7 @@ from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyPara
 
 from recipes import continuity, ranks
 from recipes import resume as runs
-from recipes.pretrain import random_states
+from recipes.pretrain import moving, random_states
 from recipes.pretrain.model import Built
 from toolkit.errors import ToolkitError
 from toolkit.plan import Plan
@@ -41,6 +41,15 @@ def write(plan: Plan, target: Path, built: Built, step: int, background: bool = 
     )
 
 
+def zero_moments(built: Built) -> None:
+    """Make the states that the optimizer would make in its first step, for a checkpoint of a run that begins."""
+    for each in getattr(built.optimizer, "chained_optimizers", [built.optimizer]):
+        if each.init_state_fn is not None:
+            each.init_state_fn(each.optimizer, each.config)
+        for group in each.optimizer.param_groups:
+            group.setdefault("step", 0)
+
+
 def whole_parameters(built: Built) -> None:
     """With overlapped parameter gathers a rank has only its own share of the last update until the next forward."""
     for chunk in built.chunks:
@@ -56,7 +65,11 @@ def resume(plan: Plan, folder: Path, built: Built, data_sha256: str, durable: st
     if start is None:
         return None
     ranks.everywhere(lambda: _require_data(plan, start, data_sha256), group)
-    state = dist_checkpointing.load(_state(plan, built, 0, loading=True), str(start.path), strict="raise_unexpected")
+    wanted = _state(plan, built, 0, loading=True)
+    if start.route.kind == reshard.DISTRIBUTED:
+        state = moving.load(wanted, start.path)
+    else:
+        state = dist_checkpointing.load(wanted, str(start.path), strict="raise_unexpected")
     for key, chunk in zip(keys(built.chunks), built.chunks, strict=True):
         chunk.module.load_state_dict(state[key])
     with torch.no_grad():

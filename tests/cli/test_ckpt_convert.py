@@ -42,7 +42,7 @@ def test_kinds_are_told_apart(sources: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["universal", "megatron", "fsdp", "adapters", "hugging-face"])
-def test_only_deepspeeds_own_become_universal(kind: str, sources: dict[str, Path], tmp_path: Path) -> None:
+def test_without_states_nothing_becomes_universal(kind: str, sources: dict[str, Path], tmp_path: Path) -> None:
     assert "deepspeed-universal" not in refused(sources[kind], tmp_path / "out", "--to", "deepspeed-universal")
     assert not (tmp_path / "out").exists()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -28,15 +29,11 @@ REFUSED = {
         "that form is DeepSpeed's own",
         "a distributed checkpoint of megatron-core loads at any degrees as it is: start the plan that has them",
     ),
-    (UNIVERSAL, "fsdp"): ("that form is DeepSpeed's own", "shards of FSDP load on any number of ranks as they are"),
-    (UNIVERSAL, "adapters"): ("it has no states of an optimizer", "give the checkpoint-N of the run"),
-    (UNIVERSAL, "hugging-face"): (
-        "it has no states of DeepSpeed's optimizer",
-        "DDP's load on any number of ranks as they are",
-    ),
     (MEGATRON, "megatron"): ("it is one already", "load it as it is, at any degrees"),
     (MEGATRON, "adapters"): ("Megatron's program trains no adapters", "write the merged model: train with --merge"),
 }
+# what has the states of an optimizer tells the names of its parameters beside them (toolkit/runtime/states.py)
+WITHOUT_STATES = ("it has no states of an optimizer whose parameters have names", "give the checkpoint-N of a run")
 TWO_STEPS = "convert it --to hugging-face first, and what that writes --to megatron"
 
 
@@ -63,9 +60,9 @@ def command(
 ) -> None:
     """Write the checkpoint SRC in another form to DST.
 
-    deepspeed-universal: any number of ranks and any of the ZeRO stages 1 to 3 can load it (the training program does
-    this by itself). hugging-face: what from_pretrained reads, of adapters what peft reads. megatron: a distributed
-    checkpoint, from a Hugging Face folder.
+    deepspeed-universal: any number of ranks and any of the ZeRO stages 1 to 3 can load it, from checkpoints of DDP,
+    FSDP and any ZeRO stage (the training program does this by itself). hugging-face: what from_pretrained reads, of
+    adapters what peft reads. megatron: a distributed checkpoint, from a Hugging Face folder.
 
     \b
     toolkit ckpt convert run/checkpoint-500 model --to hugging-face
@@ -120,8 +117,29 @@ def _refuse(source: Path, kind: str, form: str) -> None:
     reason = REFUSED.get((form, kind))
     if reason is None and form == MEGATRON and kind != "hugging-face":
         reason = ("it is not in names that the converter reads", TWO_STEPS)
+    if reason is None and form == UNIVERSAL and not _sharded(source) and not _named(source):
+        reason = WITHOUT_STATES
     if reason is not None:
         raise ToolkitError(f"{source} is {KINDS[kind]}: {reason[0]}", remedy=reason[1])
+
+
+def _sharded(source: Path) -> bool:
+    """Whether it is of DeepSpeed's stages 1 to 3, or is to be, as its folder says."""
+    from toolkit.runtime import universal
+
+    folders = [path for path in source.glob("global_step*") if path.is_dir()]
+    whole = [path for path in folders if (path / "mp_rank_00_model_states.pt").is_file()]
+    if len(folders) != 1 or not whole:
+        return bool(folders)
+    if any(whole[0].glob("*_optim_states.pt")):
+        return True
+    return not _named(source) and universal.LATEST in {path.name for path in source.iterdir()}
+
+
+def _named(source: Path) -> bool:
+    from toolkit.runtime.states import PARAMETERS
+
+    return (source / PARAMETERS).is_file()
 
 
 def _verified(source: Path) -> bool:
@@ -147,11 +165,18 @@ def _write(form: str, source: Path, made: Path, dtype: str, workers: int, ranks_
         what = "adapters" if found["adapters"] else "weights"
         click.echo(f"{found['tensors']} tensors of {what}, {found['parameters']:,} parameters in {found['dtype']}")
         return
-    from toolkit.runtime import checkpoint, universal
+    from toolkit.runtime import checkpoint, rewrite, universal
 
-    facts: dict[str, Any] = {"step": _step(source)}
+    facts: dict[str, Any] = {}
     if (source / checkpoint.MANIFEST).is_file():
         facts = checkpoint.facts(source) | {"made_from": universal.mark(source)}
+    if not _sharded(source):
+        step = int(facts["step"]) if facts else _trained_steps(source)
+        rewrite.convert(source, made, rewrite.UNIVERSAL, step=step)
+        checkpoint.commit(made, facts or {"step": step})
+        click.echo("from a whole state to a form that any number of ranks at stages 1 to 3 can load")
+        return
+    facts = facts or {"step": _step(source)}
     found = universal.convert(source, made, workers)
     checkpoint.commit(made, facts)
     for line in _said(source, found, ranks_per_node):
@@ -180,6 +205,14 @@ def _step(source: Path) -> int:
 
     digits = "".join(filter(str.isdigit, universal.tag_of(source)))
     return int(digits) if digits else 0
+
+
+def _trained_steps(source: Path) -> int:
+    """As the Trainer tells; 0 where it does not."""
+    try:
+        return int(json.loads((source / "trainer_state.json").read_bytes())["global_step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
 
 
 def _program(command: str, source: Path, target: Path, force: bool) -> None:

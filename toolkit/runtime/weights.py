@@ -7,8 +7,6 @@ them gives tensors of 0 elements, which save and load without a word.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import shutil
@@ -16,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import Problems, ToolkitError
-from toolkit.runtime import universal
+from toolkit.runtime import states, universal
 
 BESIDE = (
     "config.json",
@@ -118,35 +116,21 @@ def _of_universal(checkpoint: Path) -> dict[str, Any]:
 
 
 def _of_deepspeed(checkpoint: Path) -> dict[str, Any]:
-    """Stages 1 to 3 from the master copy (DeepSpeed's own ``zero_to_fp32``); stage 0 keeps the weights whole."""
+    """Stages 1 to 3 from the master copies in the shards; stage 0 from its own, where their names were saved."""
     import torch
 
     tag = universal.tag_of(checkpoint)
-    if not any((checkpoint / tag).glob("*_optim_states.pt")):
-        state = torch.load(checkpoint / tag / "mp_rank_00_model_states.pt", map_location="cpu", weights_only=False)
-        return dict(state["module"])
-    universal.shards(checkpoint)  # all are there
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
-
-        try:
-            found = get_fp32_state_dict_from_zero_checkpoint(str(checkpoint), tag)
-        except (AssertionError, KeyError, RuntimeError, ValueError, OSError, EOFError) as error:
-            raise ToolkitError(
-                f"DeepSpeed cannot put the weights of {checkpoint} together: {type(error).__name__}: {error}",
-                remedy="toolkit ckpt verify names damaged files; choose an older checkpoint",
-            ) from error
-    return dict(found)
+    if any((checkpoint / tag).glob("*_optim_states.pt")):
+        return states.whole_weights(checkpoint)
+    if (checkpoint / states.PARAMETERS).is_file():
+        found = states.read(checkpoint)
+        return found.others | found.weights
+    state = torch.load(checkpoint / tag / "mp_rank_00_model_states.pt", map_location="cpu", weights_only=False)
+    return dict(state["module"])
 
 
 def _of_fsdp(folder: Path) -> dict[str, Any]:
-    from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
-    from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
-
-    state: dict[str, Any] = {}
-    planner = _EmptyStateDictLoadPlanner()  # type: ignore[no-untyped-call]
-    _load_state_dict(state, FileSystemReader(folder), planner=planner, no_dist=True)
+    state = states.distributed(folder)
     return dict(state.get("model", state))
 
 
