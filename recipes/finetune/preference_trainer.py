@@ -22,6 +22,7 @@ from trl import DPOConfig, DPOTrainer
 from trl.trainer.dpo_trainer import DataCollatorForPreference
 
 from recipes import ranks
+from recipes.finetune.evaluations import interruptible, until_asked
 from recipes.finetune.trainer import ContractTrainer
 from toolkit.plan import Plan
 
@@ -59,6 +60,7 @@ class PreferenceTrainer(ContractTrainer, DPOTrainer):
         """They are tokens already (preferences.py)."""
         return dataset
 
+    @interruptible
     def evaluate(self, *_: Any, **__: Any) -> dict[str, Any]:
         """Mean loss, margin and accuracy of the held-out pairs, one at a time.
 
@@ -69,7 +71,7 @@ class PreferenceTrainer(ContractTrainer, DPOTrainer):
         training = model.training
         model.eval()
         sums = torch.zeros(5, dtype=torch.float64, device=self.args.device)
-        for first in range(0, len(rows), self.args.world_size):
+        for first in until_asked(self, range(0, len(rows), self.args.world_size)):
             at = first + self.args.process_index
             inputs = self._prepare_inputs(self.data_collator([rows[min(at, len(rows) - 1)]]))
             with torch.no_grad(), self.compute_loss_context_manager():

@@ -196,6 +196,7 @@ def _train(
         **own,
     )
     isolation.trainer = going_on.trainer = record.trainer = trainer
+    trainer.stop = stop
     commits.attach(trainer)
     trainer.remove_callback(PrinterCallback)
     if options.trace is not None:
@@ -212,6 +213,9 @@ def _train(
     if record.evaluated != step:
         trainer.evaluate()
     telemetry.close()
+    if stop.stopped:
+        say(f"stopped in the last evaluation ({stop.reason}); the same command goes on from there", flush=True)
+        return stopped_exit_code()
     if step == total:  # else it ended by --max-steps, and the experiment is not finished
         written = result.save(trainer, plan, tokenizer, folder, options.merge)
         if rank == 0:

@@ -13,11 +13,13 @@ from transformers import Trainer
 from recipes import ranks
 from recipes.finetune.batches import nothing
 from recipes.finetune.checks import is_cpu
+from recipes.finetune.evaluations import interruptible, until_asked
 from recipes.finetune.packing import IGNORED
 from recipes.resume import Start
 from recipes.schedule import learning_rate
 from toolkit.errors import ToolkitError
 from toolkit.plan import Plan
+from toolkit.runtime.signals import StopRequest
 from toolkit.runtime import reshard
 from toolkit.runtime.states import Parameters
 
@@ -26,6 +28,8 @@ WRAPPER = "_checkpoint_wrapped_module."  # that recomputation puts into the name
 
 class ContractTrainer(Trainer):
     """The Hugging Face Trainer on the learning rate of the contract, whatever the framework beneath."""
+
+    stop: StopRequest | None = None  # ends an evaluation too, once there is one
 
     def __init__(self, plan: Plan, total_steps: int, start: Start | None = None, **keywords: Any) -> None:
         self.plan, self.total_steps, self.start = plan, total_steps, start
@@ -38,6 +42,7 @@ class ContractTrainer(Trainer):
                 remedy="use a model of transformers itself",
             )
 
+    @interruptible
     def evaluate(self, *_: Any, **__: Any) -> dict[str, Any]:
         """Loss on the held-out sequences: the sum over their trained tokens, of all ranks, divided by their number.
 
@@ -52,7 +57,7 @@ class ContractTrainer(Trainer):
         model.eval()
         sums = torch.zeros(2, dtype=torch.float64, device=self.args.device)
         with torch.no_grad():
-            for rows in self._held_out_rows():
+            for rows in until_asked(self, self._held_out_rows()):
                 inputs = self._prepare_inputs(self.data_collator(rows))
                 labels = inputs.pop("labels")[:, 1:]
                 with self.compute_loss_context_manager():

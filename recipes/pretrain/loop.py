@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import time
 from pathlib import Path
@@ -28,7 +29,7 @@ from toolkit.plan import Plan
 from toolkit.record import EvaluationRecord, StepRecord
 from toolkit.runtime import checkpoint, durable
 from toolkit.runtime.signals import StopRequest, stopped_exit_code
-from toolkit.runtime.telemetry import STEPS, Telemetry, read_steps, run_record
+from toolkit.runtime.telemetry import STEPS, Telemetry, read_evaluations, read_steps, run_record
 from toolkit.runtime.watchdog import IDLE
 
 
@@ -88,7 +89,8 @@ def train(
     def evaluate(step: int) -> float | None:
         options.watchdog.enter("evaluation", step)
         started = time.perf_counter()
-        found = evaluation.mean_loss(built, core, text.held_out, options.eval_sequences, machine.device)
+        asked = functools.partial(stop.agreed, machine.device, step)  # it need not end then
+        found = evaluation.mean_loss(built, core, text.held_out, options.eval_sequences, machine.device, asked)
         clock.evaluation += time.perf_counter() - started
         if found is not None and text.held_out is not None:
             telemetry.evaluation(
@@ -106,6 +108,8 @@ def train(
     clock = StepClock(gpu=machine.device == "cuda")
     done = start.step if start else 0
     stopped, loss, step = False, float("nan"), done
+    if start and _left_out(done, last, options.eval_steps, folder):
+        evaluate(done)
     for step in range(done + 1, last + 1):
         options.watchdog.enter("step", step)
         clock.start()
@@ -150,6 +154,9 @@ def train(
         say(f"stopped after step {step} of {total} ({stop.reason}); the same command goes on from there", flush=True)
         return stopped_exit_code()
     held_out_loss = evaluate(step)
+    if stop.stopped:
+        say(f"stopped in the last evaluation ({stop.reason}); the same command goes on from there", flush=True)
+        return stopped_exit_code()
     options.watchdog.enter(IDLE)
     if last == total:
         _save_result(plan, core, built, folder, rank, say)
@@ -201,6 +208,12 @@ def optimizer_step(
     _, gradient_norm, _ = built.optimizer.step()
     clock.enter(OTHER)
     return forward.mean_loss(results, device), gradient_norm
+
+
+def _left_out(step: int, last: int, every: int, folder: Path) -> bool:
+    """Whether the evaluation after this step was due, and was interrupted by a request to stop."""
+    due = 0 < step < last and every > 0 and step % every == 0
+    return due and all(found.step != step for found in read_evaluations(folder))
 
 
 def _finite(value: Any) -> float | None:

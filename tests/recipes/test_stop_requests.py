@@ -7,8 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from toolkit import plan as plan_module
 from toolkit.runtime import checkpoint, telemetry
 from toolkit.runtime.signals import STOPPED
 
@@ -75,6 +77,40 @@ def test_it_stops_right_after_with_one_checkpoint(
     said = json.loads((tmp_path / "outcome.json").read_text())
     assert (said["state"], said["step"], said["reason"]) == ("stopped", step, signal.SIGUSR1.name)
     assert not (tmp_path / "FINISHED").exists()
+    # what was asked for in an evaluation did not wait for its end
+    assert step not in [record.step for record in telemetry.read_evaluations(tmp_path)]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "program", "owner", "name"),
+    [
+        ("tiny", "finetune", "recipes.finetune.trainer:ContractTrainer", "_held_out_rows"),
+        ("tiny-pretrain", "pretrain", "recipes.pretrain.evaluation", "mean_loss"),
+    ],
+    ids=["finetune", "pretrain"],
+)
+def test_in_the_last_evaluation_too_and_the_next_start_makes_it(
+    plans: dict[str, Path], tmp_path: Path, recipe: str, program: str, owner: str, name: str
+) -> None:
+    plan = plan_module.load(plans[recipe].read_bytes(), recipe)
+    contract = msgspec.structs.replace(plan.contract, total_steps=3, total_tokens=0.0, warmup_steps=1)
+    short = tmp_path / "plan.json"
+    short.write_text(plan_module.dump(msgspec.structs.replace(plan, contract=contract)))
+    if (plans[recipe].parent / "megatron_core.json").exists():
+        toolkit = [sys.executable, "-m", "toolkit", "emit", str(short), "--out", str(tmp_path), "--force"]
+        assert subprocess.run(toolkit, capture_output=True).returncode == 0
+    done = start(short, tmp_path, f"recipes.{program}.train", owner, name, 1)
+    assert done.returncode == STOPPED, done.stdout + done.stderr
+    assert "stopped in the last evaluation (SIGUSR1)" in done.stdout
+    steps = [record.step for record in telemetry.read_steps(tmp_path)]
+    assert json.loads((tmp_path / "outcome.json").read_text())["state"] == "stopped"
+    assert not telemetry.read_evaluations(tmp_path) and not (tmp_path / "FINISHED").exists()
+    assert steps == [1, 2, 3]
+    done = start(short, tmp_path, f"recipes.{program}.train", owner, name, 99)
+    assert done.returncode == 0 and (tmp_path / "FINISHED").exists(), done.stdout + done.stderr
+    lines = (tmp_path / "steps.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == steps  # none was made twice, and none more
+    assert [record.step for record in telemetry.read_evaluations(tmp_path)] == steps[-1:]
 
 
 def test_while_tokens_are_prepared_it_leaves_at_once(plans: dict[str, Path], tmp_path: Path) -> None:
