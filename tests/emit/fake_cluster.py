@@ -32,7 +32,11 @@ FAKES = {
           script) . "$RECORD/../script" ;;
         esac""",
     "python3": r"""
-        if [ "$1 $2" = "-m toolkit.runtime.torchrun" ]; then shift 3; exec torchrun "$@"; fi
+        if [ "$1 $2" = "-m toolkit.runtime.torchrun" ]; then
+          printf '%s\0' "$3" > "$RECORD/told_of"
+          shift 3
+          exec torchrun "$@"
+        fi
         if [ "$1 $2 $3" != "-m toolkit preflight" ]; then exec /usr/bin/python3 "$@"; fi
         printf '%s\0' "$@" > "$RECORD/preflight.${SLURM_NODEID:-local}"
         env -0 > "$RECORD/environment.preflight"

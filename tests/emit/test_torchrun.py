@@ -25,6 +25,7 @@ def test_one_node(cluster: FakeCluster) -> None:
     (folder / "launch.sh").write_text(torchrun.launch_script(PLANS["tiny"]))
     done = cluster.run(f'bash "{folder}/launch.sh" --max-steps 3 "x y"')
     assert done.returncode == 0, done.stderr
+    assert cluster.words("told_of") == [f"{folder}/run"]
     assert cluster.words("torchrun.local") == [
         "--nnodes=1",
         "--nproc-per-node=2",

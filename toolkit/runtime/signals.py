@@ -1,7 +1,7 @@
 """Stopping on request: every rank saves at the same step, then leaves with an exit code of its own.
 
-A request is SIGUSR1 or SIGTERM to any rank (a scheduler's warning before the time limit, or
-preemption), or a file named ``STOP`` in the output directory. The file is the way that does not depend
+A request is SIGUSR1, SIGTERM or SIGINT to any rank (a scheduler's warning before the time limit, preemption,
+Ctrl-C), or a file named ``STOP`` in the output directory. The file is the way that does not depend
 on a launcher: ``torchrun`` passes on only the signals in ``--signals-to-handle``, and kills its workers
 ``--shutdown-timeout`` seconds (30 unless set) after it has passed one on, saved or not.
 
@@ -38,7 +38,7 @@ from toolkit.runtime.outcome import Presence
 STOPPED = 75
 
 STOP_FILE = "STOP"
-SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
+SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 LOOK_SECONDS = 1.0  # between looks at the file and at the parent, in the thread
 
 
@@ -57,6 +57,7 @@ class StopRequest:
         self.stop_file = Path(directory) / STOP_FILE
         self.presence = presence or Presence(directory, rank)
         self._before: dict[signal.Signals, Any] = {}
+        self._interrupts = 0
         self._ends: tuple[int, int] | None = None
         self._wakeup_before = -1
         self._thread: threading.Thread | None = None
@@ -94,6 +95,9 @@ class StopRequest:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.reason = self.reason or signal.Signals(number).name
+        self._interrupts += number == signal.SIGINT
+        if self._interrupts > 1 and not self._parent:  # a second Ctrl-C, which torchrun would not pass on
+            raise KeyboardInterrupt
 
     def _listen(self, end: int) -> None:
         """The thread: signals as they arrive, and before the first step the file and the parent too."""
@@ -119,7 +123,8 @@ class StopRequest:
     def _leave_now(self) -> None:
         """Before the first step: nothing is lost."""
         self.presence.left("stopped", stopped_exit_code(), self.reason)
-        print(f"stopped before the first step ({self.reason}): nothing is lost", flush=True)
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # once on each node
+            print(f"stopped before the first step ({self.reason}): nothing is lost", flush=True)
         os._exit(stopped_exit_code())
 
     def agreed(self, device: Any = "cpu", step: int = 0) -> bool:
@@ -184,7 +189,8 @@ def _in_a_fork() -> None:
     for stop in list(_entered):
         stop._restore()
         for number in SIGNALS:
-            signal.signal(number, signal.SIG_DFL)
+            # Ctrl-C reaches all processes of a terminal: the parent decides what becomes of this one
+            signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
 
 
 os.register_at_fork(after_in_child=_in_a_fork)

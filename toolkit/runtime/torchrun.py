@@ -1,0 +1,183 @@
+"""torchrun whose end tells what became of the run: exit code and last words follow ``outcome.json``.
+
+    python3 -m toolkit.runtime.torchrun OUTPUT_DIR [arguments of torchrun ...]
+
+torchrun makes exit code 1 and a traceback of its own of every end but success: of a stop that was asked for, of inputs
+that the program refused, of an exception that the program has just shown. This runs the same launcher
+(``torch.distributed.run``, torch 2.13) in this process, so that who kills it kills torchrun, and keeps its words back
+where the program has told the reason. Where nothing did (a process was killed), they stay.
+
+====  ==============================================================================================
+code  means
+====  ==============================================================================================
+0     finished, or ended at ``--max-steps``
+75    stopped on request, with a checkpoint saved or before the first step: the same command goes on
+2     the inputs were refused
+77    the watchdog ended a hang
+1     anything else
+====  ==============================================================================================
+
+SIGTERM, SIGINT (Ctrl-C), SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 ask to stop; ``nohup`` keeps SIGHUP ignored. One request
+is passed on to the processes; others change nothing, but for a third Ctrl-C, which ends at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import tempfile
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from toolkit.runtime import outcome
+from toolkit.runtime.outcome import Outcome
+from toolkit.runtime.signals import STOPPED
+from toolkit.runtime.watchdog import HUNG
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+REFUSED = 2  # exit code of the programs for inputs that cannot be right, which they have told
+REQUESTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+AT_ONCE = 3  # the Ctrl-C that no longer waits
+NOISE = ("Sending process", "failed (exitcode", "Received %s death signal", "Got termination signal")
+NOISY = ("torch.distributed.elastic.multiprocessing.api", "torch.distributed.elastic.agent.server.api")
+
+
+class Requests:
+    """Requests to stop, from the first moment on: torchrun's own handlers come seconds later, with the workers."""
+
+    def __init__(self) -> None:
+        self.first: signal.Signals | None = None
+        self.raised: type[Any] | None = None  # SignalException of torch, once there may be workers
+        self._interrupts = 0
+
+    def listen(self) -> None:
+        """Handle them all, but for a SIGHUP that is ignored."""
+        for number in REQUESTS:
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self.handle)
+
+    def handled(self) -> str:
+        """For ``--signals-to-handle``."""
+        return ",".join(each.name for each in REQUESTS if signal.getsignal(each) == self.handle)
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """The first one ends the launcher's waiting, by the exception that it knows."""
+        self._interrupts += number == signal.SIGINT
+        if self.first is not None:
+            if self._interrupts >= AT_ONCE:
+                os._exit(128 + number)  # the workers see that their parent is gone
+            if self._interrupts == AT_ONCE - 1:
+                _say("still stopping: the step ends and is saved; Ctrl-C once more ends it without")
+            return
+        self.first = signal.Signals(number)
+        if self.raised is None:
+            _say(f"stopped before the start ({self.first.name}): nothing is lost")
+            os._exit(STOPPED)
+        # the workers know these two from every version on, and a third one is no request to them
+        passed = self.first if self.first in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT) else signal.SIGTERM
+        raise self.raised(f"{self.first.name}", sigval=passed)
+
+
+class Held(logging.Filter):
+    """Keeps back what torchrun logs of each end of a worker."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+        for name in NOISY:
+            logging.getLogger(name).addFilter(self)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """False for what is kept back."""
+        kept = str(record.msg).startswith(NOISE)
+        if kept:
+            self.records.append(record)
+        return not kept
+
+    def release(self) -> None:
+        """Log it after all."""
+        for name in NOISY:
+            logging.getLogger(name).removeFilter(self)
+        for record in self.records:
+            logging.getLogger(record.name).handle(record)
+
+
+def main(argv: list[str]) -> int:
+    """Run torchrun with ``argv[1:]`` for the run that writes into ``argv[0]``; returns the exit code."""
+    requests = Requests()
+    requests.listen()
+    folder, *words = argv
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing import SignalException, api
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    launcher: Any = run  # without type hints
+    options = launcher.parse_args(words)
+    options.signals_to_handle = requests.handled()
+    held, failed = Held(), None
+    vars(api)["_terminate_process_handler"] = requests.handle  # which it installs as it starts the workers
+    with tempfile.TemporaryDirectory(prefix="torchrun-", ignore_cleanup_errors=True) as temporary:
+        options.log_dir = options.log_dir or temporary  # else each start leaves a folder behind
+        requests.raised = SignalException
+        try:
+            launcher.run(options)
+        except SignalException:
+            pass
+        except ChildFailedError as error:
+            failed = error
+    return _ended(_of_this_start(folder, options.rdzv_id), failed, requests, held)
+
+
+def _of_this_start(folder: str, attempt: object) -> Outcome | None:
+    """What the program wrote; nothing that an earlier start or another run in that folder has written."""
+    found = outcome.read(folder)
+    mine = os.environ.get(outcome.ATTEMPT_VARIABLE) or str(attempt)
+    return found if found is not None and found.attempt == mine else None
+
+
+def _ended(found: Outcome | None, failed: ChildFailedError | None, requests: Requests, held: Held) -> int:
+    """The exit code, and the last words where the program has not said them itself."""
+    state, kind = (found.state, found.kind) if found is not None else ("", "")
+    if state in ("finished", "ended"):
+        return 0
+    if state == "stopped":
+        return STOPPED
+    if found is not None and state == "failed" and kind not in ("peer", "agent"):
+        if kind != "input":
+            _say(f"error: rank {found.rank} on {found.node}, after step {found.step}: {found.reason}")
+        return {"input": REFUSED, "hang": HUNG}.get(kind, 1)
+    if failed is None and requests.first is None:
+        return 0
+    if failed is None and requests.first is not None and found is None:
+        _say(f"stopped ({requests.first.name}) before anything was saved of this start; the same command starts again")
+        return STOPPED
+    code = failed.get_first_failure()[1].exitcode if failed is not None else 1
+    if code in (REFUSED, HUNG):
+        return code
+    held.release()
+    if failed is not None:
+        _say(str(failed).strip())
+    if found is not None:
+        _say(f"error: rank {found.rank} on {found.node}, after step {found.step}: {found.reason}")
+    elif code == -signal.SIGKILL:
+        _say("error: a process was killed (SIGKILL), most often because the machine's memory was used up")
+    _say("  the same command goes on from the newest checkpoint")
+    return 1
+
+
+def _say(text: str) -> None:
+    """One write: also called from a handler, where a buffered stream may be in use."""
+    try:
+        os.write(2, f"{text}\n".encode())
+    except OSError:
+        return
+
+
+if __name__ == "__main__":
+    ended = main(sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(ended)  # while Python shuts down, a signal would end it with another code
