@@ -1,6 +1,20 @@
-"""Hypothesis without deadlines: on a machine that is shared they measure the other programs."""
+"""Hypothesis without deadlines: on a machine that is shared they measure the other programs. Quick starts."""
 
+import sys
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import settings
 
 settings.register_profile("toolkit", deadline=None)
 settings.load_profile("toolkit")
+
+
+@pytest.fixture(scope="module")
+def forked() -> Iterator[None]:
+    """Programs are forked from a process that has imported torch and the rest: see tests/forked."""
+    from tests.forked import python
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", python())
+        yield

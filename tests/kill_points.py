@@ -11,13 +11,13 @@ leave nothing behind?
 from __future__ import annotations
 
 import argparse
-import collections
 import os
 import re
 import shutil
 import sys
 import tempfile
 import time
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,9 +161,15 @@ def leftovers(folder: Path, saves: tuple[int, ...], size: int) -> list[str]:
 
 
 def table(
-    sizes: list[int], kinds: list[str], scenarios: tuple[Scenario, ...] = SCENARIOS, gloo: bool = False
+    sizes: list[int],
+    kinds: list[str],
+    scenarios: tuple[Scenario, ...] = SCENARIOS,
+    gloo: bool = False,
+    every: int = 1,
+    there: Counter[tuple[str, str]] | None = None,
 ) -> Iterator[Result]:
-    """All rows, one by one."""
+    """All rows, or every so many, one by one; ``there`` counts all, by scenario and kind of fault."""
+    there = Counter() if there is None else there
     memory = Path("/dev/shm")  # what a power cut takes is modelled, so the disk beneath need not be one
     scratch = Path(tempfile.mkdtemp(prefix="killing-", dir=memory if os.access(memory, os.W_OK) else None))
     try:
@@ -179,6 +185,9 @@ def table(
                                 continue
                             if kind == "fsync fails" and not operation.startswith("fsync"):
                                 continue
+                            there[scenario.name, kind] += 1
+                            if there.total() % every:
+                                continue
                             fault = Fault(rank, number, kind)
                             yield inject(tree, scratch, scenario, HOSTS[size], fault, f"{operation} {path}", gloo)
                 shutil.rmtree(tree)
@@ -188,13 +197,13 @@ def table(
 
 def summary(rows: list[Result]) -> list[str]:
     """The table by scenario and operation: how often injected, what was newest after, and what was lost."""
-    groups: dict[tuple[str, str], list[Result]] = collections.defaultdict(list)
+    groups: dict[tuple[str, str], list[Result]] = defaultdict(list)
     for row in rows:
         groups[row.scenario, row.kind].append(row)
     lines = ["| scenario | fault | injected | newest valid after it | resumed and ended right | lost |"]
     lines.append("|---|---|---:|---|---:|---:|")
     for (scenario, kind), mine in groups.items():
-        newest = collections.Counter(row.newest_after.removesuffix(".old") for row in mine)
+        newest = Counter(row.newest_after.removesuffix(".old") for row in mine)
         said = ", ".join(f"{name} {count}" for name, count in sorted(newest.items()))
         bad = sum(bool(row.problems) for row in mine)
         lines.append(f"| {scenario} | {kind} | {len(mine)} | {said} | {len(mine) - bad} | {bad} |")

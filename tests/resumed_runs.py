@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from tests import finetune_runs
+from tests.forked import descendants
 from toolkit.plan import Plan
 from toolkit.runtime import checkpoint
 from toolkit.runtime.telemetry import read_steps
@@ -95,22 +96,6 @@ def killed_after_save(plan: Plan, folder: Path, share: float) -> int:
     found = checkpoint.newest_valid(folder / "run")
     assert found is not None, f"killed {share} steps after the save"
     return int(checkpoint.facts(found)["step"])
-
-
-def descendants(pid: int) -> list[int]:
-    """Processes that this one started, and those that they started."""
-    parents: dict[int, list[int]] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = entry.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # it has just ended
-        parents.setdefault(int(fields[1]), []).append(int(entry.parent.name))
-    found, queue = [], [pid]
-    while queue:
-        queue = [child for parent in queue for child in parents.get(parent, [])]
-        found += queue
-    return found
 
 
 def give(straight: Path, other: Path, step: int) -> None:

@@ -64,6 +64,7 @@ def test_g07_one_global_batch_and_one_schedule_on_every_layout(ranks: int) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_g09_batch_norm_is_told_and_passes_when_synchronised(tmp_path: Path) -> None:
     options: dict[str, Any] = {"cluster": "local-cpu", "sequence_length": 32, "global_batch": 8}
     reference, plans = plans_of("tiny", "ddp2", options)

@@ -15,7 +15,7 @@ import pytest
 
 from tests import resumed_runs as runs
 from tests.plans import LAPTOP, plan
-from tests.recipes.test_pretrain import MODEL
+from tests.recipes.test_pretrain import EXPERTS, MODEL
 from tests.resumed_runs import BATCH, LAST, SAVED
 from toolkit.emit.megatron import core_config
 from toolkit.plan import Plan
@@ -30,7 +30,9 @@ LAYOUTS = {
     "tp2-distributed-optimizer": {"tp": 2, "sequence_parallel": 1, "zero_stage": 1},
     "pp2-distributed-optimizer": {"pp": 2, "zero_stage": 1},
     "one": {"ranks": 1},
-    "dp4": {"ranks": 4},
+    "dp4-distributed-optimizer": {"ranks": 4, "zero_stage": 1},
+    "experts": {"ranks": 1},
+    "experts-ep2-distributed-optimizer": {"ep": 2, "zero_stage": 1},
 }
 
 
@@ -40,7 +42,7 @@ def plan_of(shared: Path, layout: str) -> Plan:
     shards = strategy.get("tp", 1) * strategy.get("pp", 1)
     return plan(
         "pretrain-test",
-        MODEL,
+        EXPERTS if layout.startswith("experts") else MODEL,
         msgspec.structs.replace(LAPTOP, gpus_per_node=ranks),
         framework="megatron",
         micro_batch_size=2,
@@ -70,6 +72,7 @@ def straight(shared: Path) -> Callable[[str], Path]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("layout", ["dp2", "dp2-distributed-optimizer", "tp2", "pp2"])
 def test_a_killed_run_is_the_one_that_was_not(
     layout: str, straight: Callable[[str], Path], shared: Path, tmp_path: Path
@@ -86,13 +89,23 @@ def test_a_killed_run_is_the_one_that_was_not(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     ("before", "after", "moved"),
     [
         ("dp2", "one", "dp 2 to 1"),
-        ("dp2", "dp4", "dp 2 to 4"),
-        ("dp2-distributed-optimizer", "tp2-distributed-optimizer", "tp 1 to 2, dp 2 to 1"),
+        ("dp2", "dp4-distributed-optimizer", "dp 2 to 4, the ordinary optimizer to the distributed one"),
+        (
+            "dp2-distributed-optimizer",
+            "tp2",
+            "tp 1 to 2, dp 2 to 1, the distributed one to the ordinary optimizer",
+        ),
         ("tp2", "pp2", "tp 2 to 1, pp 1 to 2"),
+        (
+            "experts-ep2-distributed-optimizer",
+            "experts",
+            "ep 2 to 1, dp 2 to 1, the distributed one to the ordinary optimizer",
+        ),
     ],
 )
 def test_other_degrees_go_on_with_the_same_samples_within_rounding(
@@ -124,6 +137,7 @@ def test_there_are_no_random_states_to_lose(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_a_checkpoint_becomes_a_hugging_face_folder_and_that_one_of_megatron_again(
     straight: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -14,7 +14,7 @@ from tests import finetune_runs
 from toolkit.runtime import checkpoint
 from toolkit.runtime.telemetry import read_evaluations, read_steps
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked")]
 STEPS = 3
 
 

@@ -17,7 +17,7 @@ from toolkit.record import StepRecord
 from toolkit.runtime import checkpoint
 from toolkit.runtime.telemetry import read_run, read_steps
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked")]
 
 
 def losses(folder: Path) -> list[float]:

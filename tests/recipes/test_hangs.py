@@ -15,7 +15,8 @@ from toolkit.runtime.telemetry import read_steps
 from toolkit.runtime.watchdog import read_hang
 
 pytestmark = pytest.mark.slow
-LIMITS = ("--hang-after", "5", "--hang-at-most", "8", "--save-steps", "4")
+# a machine that is busy with other things is slow without hanging
+LIMITS = ("--hang-after", "8", "--hang-at-most", "60", "--save-steps", "4")
 
 
 def run(path: Path, *arguments: str, environment=None) -> subprocess.Popen:
@@ -43,12 +44,12 @@ def test_a_rank_that_sleeps_in_its_data_loader(tmp_path: Path) -> None:
         "    data.Sequences.__getitem__ = slow_read\n"
     )
     process = run(path, environment={"PYTHONPATH": f"{tmp_path}:{Path.cwd()}"})
-    said = process.communicate(timeout=120)[0]
+    said = process.communicate(timeout=300)[0]
     assert process.returncode != 0 and "the run hangs" in said, said
     assert "slow_read" in (tmp_path / "run" / "stacks" / "rank-1.txt").read_text()
     assert (tmp_path / "run" / "stacks" / "rank-0.txt").exists()
     again = run(path)
-    said = again.communicate(timeout=120)[0]
+    said = again.communicate(timeout=300)[0]
     assert again.returncode == 0, said
     assert [step.step for step in read_steps(tmp_path / "run")] == list(range(1, 13))
 
@@ -66,7 +67,7 @@ def test_a_rank_of_the_pretraining_program_that_is_stopped(tmp_path: Path) -> No
         text=True,
         start_new_session=True,
     )
-    steps, end = tmp_path / "run" / "steps.jsonl", time.monotonic() + 90
+    steps, end = tmp_path / "run" / "steps.jsonl", time.monotonic() + 240
     while not (steps.exists() and steps.read_bytes().count(b"\n") >= 6):
         assert time.monotonic() < end and process.poll() is None
         time.sleep(0.05)
@@ -74,7 +75,7 @@ def test_a_rank_of_the_pretraining_program_that_is_stopped(tmp_path: Path) -> No
     os.kill(stopped, signal.SIGSTOP)
     try:
         while not (tmp_path / "run" / "stacks" / "rank-0.json").exists():
-            assert time.monotonic() < end + 60
+            assert time.monotonic() < end + 240
             time.sleep(0.1)
         found = read_hang(tmp_path / "run", 2)
         assert found.silent == (1,) and found.first.section in ("step", "save")

@@ -177,6 +177,7 @@ def transfers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_logits_are_those_of_transformers_and_tensors_come_back_bit_for_bit(transfers: tuple[Path, dict]) -> None:
     _, results = transfers
     assert len(results) >= 14
@@ -196,6 +197,7 @@ def differing(one: Path, two: Path) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(("name", "there", "back"), [("llama", "tp", "pp"), ("qwen3-moe", "", "ep")])
 def test_the_command_goes_there_and_back(
     name: str, there: str, back: str, transfers: tuple[Path, dict], tmp_path: Path
@@ -212,6 +214,7 @@ def test_the_command_goes_there_and_back(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_a_file_is_written_tensor_by_tensor_and_read_by_the_library(tmp_path: Path) -> None:
     import torch
     from safetensors.torch import load_file
@@ -237,6 +240,7 @@ def test_a_file_is_written_tensor_by_tensor_and_read_by_the_library(tmp_path: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_tensors_without_a_place_are_named(transfers: tuple[Path, dict], tmp_path: Path) -> None:
     import torch
     from safetensors.torch import save_file

@@ -19,7 +19,7 @@ from toolkit.recipe import Recipe
 from toolkit.registry.recipes import load_recipe
 from toolkit.runtime.telemetry import read_evaluations, read_steps
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked")]
 RECIPE: Recipe = load_recipe("tiny-dpo")
 STEPS = RECIPE.contract.total_steps
 

@@ -122,6 +122,7 @@ def assert_same_model(first, second):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_one_process_learns(single):
     assert abs(single[0].loss - math.log(MODEL.vocab_size)) < 0.05  # small random weights: uniform over the vocabulary
     assert single[-1].loss < single[0].loss - 0.4
@@ -130,6 +131,7 @@ def test_one_process_learns(single):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_the_held_out_loss_is_in_the_telemetry(single_folder, single):
     done = checkpoint.finished(single_folder / "run")
     (found,) = telemetry.read_evaluations(single_folder / "run")
@@ -139,6 +141,7 @@ def test_the_held_out_loss_is_in_the_telemetry(single_folder, single):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_the_seconds_of_a_step_are_told_by_part(single):
     for step in single:
         parts = step.seconds_by_part
@@ -148,6 +151,7 @@ def test_the_seconds_of_a_step_are_told_by_part(single):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     "strategy",
     [
@@ -167,6 +171,7 @@ def test_two_processes_learn_what_one_learns(tmp_path, single, single_folder, st
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_uneven_virtual_stages_learn_what_one_process_learns(tmp_path):
     """Six layers and both ends are four chunks of two: 1 + 2 on the first stage, 2 + 1 on the second."""
     model = msgspec.structs.replace(MODEL, num_hidden_layers=6)
@@ -177,6 +182,7 @@ def test_uneven_virtual_stages_learn_what_one_process_learns(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_a_stopped_run_goes_on_where_it_was_on_another_layout(tmp_path, single):
     said = start(tmp_path, pretrain_plan(zero_stage=1), 2, "--max-steps", "2")
     assert "step 2/5" in said and "step 3/5" not in said
@@ -188,6 +194,7 @@ def test_a_stopped_run_goes_on_where_it_was_on_another_layout(tmp_path, single):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_expert_parallel_learns_what_one_process_learns(tmp_path):
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()

@@ -13,7 +13,7 @@ from tests.recipes.test_pretrain import LOSS, ROOT, STEPS, pretrain_plan, start,
 from tests.recipes.test_pretrain_data import corpus, prepared
 from toolkit.runtime import checkpoint, telemetry
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked")]
 
 
 def planned(dataset, processes=1, model="", tokenizer="byte", **strategy):

@@ -108,18 +108,31 @@ def test_megatron_cores_own_classes_take_every_keyword(plans: dict[str, Plan]) -
     assert {name: each for name, each in answers.items() if isinstance(each, str)} == {}
 
 
+@pytest.fixture(scope="module")
+def deepspeed_plans() -> dict[str, Plan]:
+    found = {}
+    for name in NAMES:
+        recipe = load_recipe(name)
+        if recipe.program == "finetune":
+            cluster, gpus = recipe.reference.split()
+            asked = build({"recipe": name, "cluster": cluster, "gpus": gpus, "framework": "deepspeed"})
+            (found[name],), _ = search(asked, 1)
+    return found
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in NAMES if load_recipe(name).program == "finetune"])
-def test_deepspeeds_own_class_reads_what_the_plan_says(name: str) -> None:
-    recipe = load_recipe(name)
-    cluster, gpus = recipe.reference.split()
-    asked = build({"recipe": name, "cluster": cluster, "gpus": gpus, "framework": "deepspeed"})
-    (plan,), _ = search(asked, 1)
-    read = deepspeed_reads({name: deepspeed.config(plan)}, plan.strategy.dp)[name]
-    assert read.get("unknown") == [], read
-    s = plan.strategy
-    assert read["batch"] == [recipe.contract.global_batch_size, s.micro_batch_size, s.gradient_accumulation_steps]
-    assert (read["stage"], read["clipping"]) == (s.zero_stage, recipe.contract.gradient_clipping)
+def test_deepspeeds_own_class_reads_what_the_plan_says(deepspeed_plans: dict[str, Plan]) -> None:
+    by_ranks: dict[int, dict[str, Plan]] = {}
+    for name, plan in deepspeed_plans.items():
+        by_ranks.setdefault(plan.strategy.dp, {})[name] = plan
+    for ranks, plans_of_it in by_ranks.items():
+        found = deepspeed_reads({name: deepspeed.config(plan) for name, plan in plans_of_it.items()}, ranks)
+        for name, plan in plans_of_it.items():
+            read, s, contract = found[name], plan.strategy, load_recipe(name).contract
+            assert read.get("unknown") == [], (name, read)
+            batch = [contract.global_batch_size, s.micro_batch_size, s.gradient_accumulation_steps]
+            assert read["batch"] == batch, name
+            assert (read["stage"], read["clipping"]) == (s.zero_stage, contract.gradient_clipping), name
 
 
 def test_the_table_is_what_recipes_and_plans_say() -> None:

@@ -15,7 +15,7 @@ from toolkit.runtime import checkpoint, storage, telemetry
 from toolkit.runtime.lease import Lease
 from toolkit.runtime.manifest import read
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked")]
 
 
 def test_in_the_background_and_copied_away(tmp_path: Path) -> None:

@@ -87,6 +87,7 @@ def experiments(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(("model", "recipe", "layout"), PAIRS, ids=lambda part: part or "own")
 def test_a_layout_learns_what_one_process_learns(
     model: str, recipe: str, layout: str, experiments: Any, tmp_path: Path
@@ -116,6 +117,7 @@ def test_every_layout_that_the_toolkit_promises_is_compared() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_balancing_over_other_micro_batches_is_named(experiments: Any, tmp_path: Path) -> None:
     """No fault of a program: balanced over micro-batches, the loss of experts depends on how the batch is cut."""
     plan, _ = experiments("experts", "tiny-pretrain", "ga2")
