@@ -33,6 +33,7 @@ DDP = ("tiny", "--framework", "ddp")
 MEGATRON = ("tiny-pretrain",)
 # Slurm looks at time limits every 30 s, and warns up to a minute early
 NEAR_ITS_LIMIT = ("--time=1", "--signal=B:USR1@10")
+HANGS_SOON = ("--hang-after", "5")
 ECC = ("RuntimeError", "CUDA error: uncorrectable ECC error encountered")
 
 
@@ -46,6 +47,7 @@ class Fault:
     recipe: tuple[str, ...] = DDP
     at_step: int = AT_STEP  # 0: as soon as the job script runs
     options: tuple[str, ...] = ()  # of sbatch
+    arguments: tuple[str, ...] = ()  # of the program
     trouble: dict | None = None
     then: Callable[[Cluster, Run], None] | None = None  # once it is noticed
     mend: Callable[[Cluster, Run], None] | None = None
@@ -72,6 +74,11 @@ class Row:
 
 def kill_rank(cluster: Cluster, run: Run) -> None:
     os.kill(run.rank(1), signal.SIGKILL)
+
+
+def suspend_rank(cluster: Cluster, run: Run) -> None:
+    """It lives, and does nothing: all others wait for it."""
+    os.kill(run.rank(1), signal.SIGSTOP)
 
 
 def kill_torchrun(cluster: Cluster, run: Run) -> None:
@@ -164,6 +171,13 @@ FAULTS = (
     ),
 )
 
+# what tests of the script and of the watchdog show in less time
+MORE = (
+    Fault(
+        "a rank is suspended", suspend_rank, arguments=HANGS_SOON, says="s; no stacks of rank 1 on n2; stacks are in"
+    ),
+)
+
 
 def reference(cluster: Cluster, folder: Path, recipe: tuple[str, ...]) -> list[StepRecord]:
     """The steps of the undisturbed run."""
@@ -179,7 +193,7 @@ def inject(cluster: Cluster, folder: Path, fault: Fault, undisturbed: list[StepR
     runs.emit(folder, *fault.recipe, launcher=fault.launcher)
     if fault.trouble:
         (folder / "trouble.json").write_text(json.dumps(fault.trouble))
-    run = Run(cluster, folder, "--save-steps", str(SAVE_STEPS), options=fault.options)
+    run = Run(cluster, folder, "--save-steps", str(SAVE_STEPS), *fault.arguments, options=fault.options)
     if fault.at_step and fault.inject is not nothing:
         run.until_step(fault.at_step)
     else:
@@ -257,7 +271,9 @@ def table(rows: list[Row]) -> str:
 
 def main(names: list[str]) -> int:
     """All faults, or those whose names contain one of the words."""
-    chosen = [each for each in FAULTS if not names or any(name in f"{each.name} {each.launcher}" for name in names)]
+    chosen = [
+        each for each in (*FAULTS, *MORE) if not names or any(name in f"{each.name} {each.launcher}" for name in names)
+    ]
     cluster = slurm.start(nodes=4, gres="")
     rows: list[Row] = []
     try:

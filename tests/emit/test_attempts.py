@@ -13,6 +13,7 @@ from tests import plans
 from tests.emit.fake_cluster import FakeCluster
 from tests.emit.test_slurm import written
 from toolkit.emit import script, slurm
+from toolkit.runtime.watchdog import Place
 
 PLAN = plans.all_plans()["zero3"]
 RUN = "plan/run"
@@ -290,8 +291,8 @@ def test_the_check_runs_inside_the_container(cluster: FakeCluster, runtime: str,
 # --- hangs, and requests to stop, for the caps ------------------------------------------------------
 
 # what toolkit.runtime.watchdog leaves: a mark by the rank that noticed it, its place by each rank that could
-MARK = '{"rank":1,"section":"step","step":12,"seconds":131.5,"limit":120.0}'
-HANG = f"""mkdir -p plan/run/stacks; [ $node = 0 ] && sleep 0.1; echo '{MARK}' >plan/run/stacks/HANG
+PLACE = msgspec.json.encode(Place(rank=1, section="step", step=12, seconds=131.5, limit=120.0)).decode()
+HANG = f"""mkdir -p plan/run/stacks; [ $node = 0 ] && sleep 0.1; echo '{PLACE}' >plan/run/stacks/HANG
 stacks() {{ sleep 0.05; echo '{{}}' >plan/run/stacks/rank-$node.json; }}
 """
 
