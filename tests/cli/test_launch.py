@@ -15,6 +15,7 @@ from tests import finetune_runs
 from toolkit import plan as plans
 from toolkit.cli.here import check_runs_here, on_this_machine
 from toolkit.cli.launch import command
+from toolkit.emit.bundle import bundle
 from toolkit.errors import NoFeasiblePlan, ToolkitError
 from toolkit.registry.clusters import resolve_cluster
 from toolkit.registry.recipes import all_recipes, load_recipe
@@ -92,11 +93,11 @@ def test_a_machine_without_gpus_plans_for_its_processors_and_starts_nothing_for_
     for named in ({"cluster": "dgx-h100"}, {"accelerator": "a100"}):
         assert on_this_machine(named) == named
     here = plans.load(plan_file.read_bytes())
-    check_runs_here(here)
+    check_runs_here(here, bundle(here, str(tmp_path)))
     gpus = resolve_cluster("2", accelerator="h100")
     if not list(Path("/dev").glob("nvidia[0-9]*")):  # else it may well run here
         with pytest.raises(ToolkitError, match="this machine has no GPU"):
-            check_runs_here(msgspec.structs.replace(here, cluster=gpus))
+            check_runs_here(msgspec.structs.replace(here, cluster=gpus), {})
 
 
 def test_the_plan_is_told_before_it_starts(tmp_path: Path) -> None:
@@ -153,6 +154,27 @@ def test_nothing_without_data_is_started_or_submitted(tmp_path: Path) -> None:
                 catch_exceptions=False,
             )
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("recipe", ["tiny", "tiny-dpo", "tiny-pretrain"])
+def test_what_the_program_would_refuse_is_refused_before_anything_is_written(recipe: str, tmp_path: Path) -> None:
+    missing = str(tmp_path / "none.jsonl")
+    arguments = [recipe, "--cluster", "local-cpu", "--gpus", "1", "--dataset", missing, "--out", str(tmp_path / "run")]
+    with pytest.raises(ToolkitError, match=r"none\.jsonl.* does not exist"):
+        CliRunner().invoke(command, arguments, catch_exceptions=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_too_few_gpus_are_told_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = tmp_path / "bin" / "nvidia-smi"
+    driver.parent.mkdir()
+    driver.write_text("#!/bin/sh\necho NVIDIA H100 80GB HBM3\necho NVIDIA H100 80GB HBM3\n")
+    driver.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{driver.parent}:/usr/bin:/bin")
+    arguments = ["tiny", "--cluster", "dgx-h100", "--gpus", "8", "--out", str(tmp_path / "run")]
+    with pytest.raises(ToolkitError, match="planned for 8 GPUs of a node, and this machine has 2"):
+        CliRunner().invoke(command, arguments, catch_exceptions=False)
+    assert not (tmp_path / "run").exists()
 
 
 def test_every_recipe_can_be_launched(tmp_path: Path) -> None:

@@ -27,6 +27,18 @@ def read_plan(path: str) -> Plan:
     return plans.load(text, path)
 
 
+def inside(directory: str | Path) -> Path | None:
+    """``run`` in the folder of a plan, where its run is written; None for any other folder. Says so on stderr."""
+    folder = Path(directory)
+    run = folder / "run"
+    if not ((folder / "plan.json").is_file() and run.is_dir()):
+        return None
+    import click
+
+    click.echo(f"the run in {folder} is {run}", err=True)
+    return run
+
+
 def write_files(directory: str | Path, files: dict[str, str], force: bool = False) -> list[Path]:
     """Write ``files`` (name: text) into ``directory`` and return their paths in order of name.
 

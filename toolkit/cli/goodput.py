@@ -14,9 +14,13 @@ def command(run_dir: str, as_json: bool) -> None:
     \b
     toolkit goodput runs/tiny/run
     """
-    from toolkit.runtime.goodput import PARTS, of_run
+    from pathlib import Path
 
-    found = of_run(run_dir)
+    from toolkit.cli.files import inside
+    from toolkit.runtime.goodput import PARTS, of_run
+    from toolkit.runtime.telemetry import RUN
+
+    found = of_run(run_dir if (Path(run_dir) / RUN).exists() else inside(run_dir) or run_dir)
     if as_json:
         import msgspec
 
@@ -24,9 +28,10 @@ def command(run_dir: str, as_json: bool) -> None:
         return
     from toolkit.units import format_seconds
 
+    steps, starts = _plural(found.steps, "step"), _plural(found.starts, "start")
     click.echo(
-        f"goodput {100.0 * found.goodput:.1f}% of {format_seconds(found.total_seconds)}: {found.steps:,} steps,"
-        f" {found.repeated_steps:,} of them made again, {found.starts} starts"
+        f"goodput {100.0 * found.goodput:.1f}% of {format_seconds(found.total_seconds)}: {steps},"
+        f" {found.repeated_steps:,} of them made again, {starts}"
     )
     for part in PARTS:
         seconds = getattr(found, part)
@@ -36,3 +41,7 @@ def command(run_dir: str, as_json: bool) -> None:
         if part == "productive_seconds" and told:
             shares = [f"{name.replace('_', '-')} {100 * s / told:.1f}%" for name, s in found.productive_by_part.items()]
             click.echo(f"    {', '.join(shares)}")
+
+
+def _plural(count: int, word: str) -> str:
+    return f"{count:,} {word}{'s' if count != 1 else ''}"

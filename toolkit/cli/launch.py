@@ -60,11 +60,14 @@ def command(what: str, program_arguments: tuple[str, ...], **options: Any) -> No
             f"{plan.name} names no data to train on, its program would end at once",
             remedy="give --dataset NAME|PATH with the recipe's name, or --dry-run to write the files only",
         )
+    from toolkit.emit.bundle import bundle
+
+    files = bundle(plan, str(folder), options["launcher"])
     if not (options["submit"] or options["dry_run"]):
         from toolkit.cli.here import check_runs_here
 
-        check_runs_here(plan)
-    _write(plan, folder, options["force"], options["launcher"])
+        check_runs_here(plan, files)
+    _write(files, folder, options["force"])
     script = folder / ("train.sbatch" if options["submit"] else "launch.sh")
     start = ["sbatch" if options["submit"] else "bash", str(script), *program_arguments]
     if not options["as_json"]:
@@ -124,12 +127,10 @@ def _told(plan: Plan) -> str:
     )
 
 
-def _write(plan: Plan, folder: Path, force: bool, launcher: str) -> None:
+def _write(files: dict[str, str], folder: Path, force: bool) -> None:
     """Write what is missing or, with ``force``, what differs; files that are as they should be stay."""
     from toolkit.cli.files import write_files
-    from toolkit.emit.bundle import bundle
 
-    files = bundle(plan, str(folder), launcher)
     changed = {name: text for name, text in files.items() if not _holds(folder / name, text)}
     write_files(folder, changed, force)
 

@@ -1,0 +1,50 @@
+"""``toolkit ckpt prune``: delete what need not stay, and nothing that anything points to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from toolkit.cli.ckpt_rows import Remote, as_json, look, where
+from toolkit.errors import ToolkitError
+
+
+@click.command("prune")
+@where
+@click.option("--keep-last", type=click.IntRange(1), default=2, show_default=True, help="Newest valid ones that stay.")
+@click.option("--keep-every", type=click.IntRange(0), default=0, metavar="STEPS", help="Multiples of it stay for good.")
+@click.option("--broken", is_flag=True, help="Delete broken ones that are older than the newest valid one, too.")
+@click.option("--dry-run", is_flag=True, help="Only tell what would go.")
+@as_json
+def command(directory: str, keep_last: int, keep_every: int, broken: bool, dry_run: bool, as_json: bool) -> None:
+    """Delete valid checkpoints that need not stay; never the newest valid one, nor the one a pointer names."""
+    from toolkit.runtime import found as founds
+    from toolkit.runtime import lease, retention, storage
+
+    directory, found = look(directory)
+    states = [(each, not any(damage.fatal for damage in each.damage(deep=False))) for each in found]
+    valid = [each for each, good in states if good]
+    gone = retention.doomed([(each, each.step) for each in valid], keep_last, keep_every)
+    if not storage.is_url(directory):
+        holder = lease.holder(directory)
+        if holder and not dry_run:
+            raise ToolkitError(
+                f"{directory} belongs to {holder}", remedy="it prunes by itself: see --keep of its program"
+            )
+        places = {each: founds.pointer(Path(directory), each) for each in found}
+        gone = [each for each in gone if not ((place := places[each]) and founds.held(place[0]) == place[1])]
+    if broken and valid:
+        gone += [each for each, good in states if not good and each.step < valid[-1].step]
+    for each in gone if not dry_run else ():
+        each.discard() if isinstance(each, Remote) else founds.discard(each)
+    names = [each.name for each in gone]
+    if as_json:
+        stay = [each.name for each in found if each.name not in names]
+        click.echo(json.dumps({"deleted": names, "kept": stay, "dry_run": dry_run}, indent=2))
+        return
+    for name in names:
+        click.echo(f"{'would delete' if dry_run else 'deleted'} {name}")
+    if not names:
+        click.echo("nothing to delete")
