@@ -12,6 +12,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from recipes import resume
 from recipes.finetune.batches import prove_isolation
+from recipes.setbacks import Setbacks
 from recipes.step_clock import FORWARD_BACKWARD, OPTIMIZER, OTHER, StepClock
 from toolkit.plan import Plan
 from toolkit.recipe import sequences_per_step
@@ -202,7 +203,10 @@ class CommitCheckpoints(TrainerCallback):
     ``epoch_samples`` is the number of sequences in an epoch, ``data`` tells this data from others.
     """
 
-    def __init__(self, saver: Saver, plan: Plan, facts: dict[str, Any], epoch_samples: int, data: str) -> None:
+    def __init__(
+        self, saver: Saver, plan: Plan, facts: dict[str, Any], epoch_samples: int, data: str, setbacks: Setbacks
+    ) -> None:
+        self.setbacks = setbacks
         self.saver, self.plan, self.facts, self.epoch_samples, self.data = saver, plan, facts, epoch_samples, data
         self._written: Path | None = None
         self._trainer: Any = None
@@ -230,7 +234,7 @@ class CommitCheckpoints(TrainerCallback):
             (written / PARAMETERS).write_bytes(msgspec.json.encode(self._trainer.parameters))
         contract = self.plan.contract
         samples = state.global_step * contract.global_batch_size
-        epoch, position = divmod(samples, self.epoch_samples)
+        epoch, position = divmod(self.setbacks.next_sample(state.global_step), self.epoch_samples)
         rates = [entry["learning_rate"] for entry in state.log_history if "learning_rate" in entry]
         moment: dict[str, Any] = {
             "step": state.global_step,
@@ -239,7 +243,7 @@ class CommitCheckpoints(TrainerCallback):
             "learning_rate": rates[-1] if rates else None,
             "data": {"sha256": self.data, "epoch": epoch, "position": position, "seed": contract.seed},
         }
-        self.saver.commit(written, self.facts | moment)
+        self.saver.commit(written, self.facts | moment | self.setbacks.facts)
 
 
 class DropConverted(TrainerCallback):

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,6 +24,7 @@ from recipes.finetune.rows import files_of
 from recipes.finetune.tokenise import Pace, encode
 from toolkit.errors import ToolkitError
 from toolkit.recipe import Contract
+from toolkit.runtime.skipped import sample_of
 
 __all__ = ["IGNORED", "Sequences", "build", "cache_folder", "counts", "encode", "load", "load_as", "split", "store"]
 
@@ -88,10 +89,22 @@ def split(blocks: Blocks, counts: Mapping[str, int] | None = None) -> tuple[Bloc
 
 
 class Sequences:
-    """A map-style dataset of ``samples`` sequences: epoch after epoch, each in its own seeded permutation."""
+    """A map-style dataset of ``samples`` sequences: epoch after epoch, each in its own seeded permutation.
 
-    def __init__(self, blocks: Blocks, samples: int, seed: int, shuffle: bool = True) -> None:
+    Batches of ``global_batch`` that are ``skipped`` are left out, and the next ones read in their place.
+    """
+
+    def __init__(
+        self,
+        blocks: Blocks,
+        samples: int,
+        seed: int,
+        shuffle: bool = True,
+        global_batch: int = 1,
+        skipped: Sequence[int] = (),
+    ) -> None:
         self.blocks, self.samples, self.seed, self.shuffle = blocks, samples, seed, shuffle
+        self.global_batch, self.skipped = global_batch, skipped
         self._epoch = -1
         self._order = np.empty(0, np.int64)
 
@@ -101,7 +114,7 @@ class Sequences:
     def block_of(self, index: int) -> int:
         """Which block the ``index``-th sequence of the run is."""
         count = len(self.blocks.tokens)
-        epoch, position = divmod(index, count)
+        epoch, position = divmod(sample_of(index, self.global_batch, self.skipped), count)
         if not self.shuffle:
             return position
         if epoch != self._epoch:

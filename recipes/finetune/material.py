@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,10 @@ from toolkit.runtime import durable
 
 
 class Material(NamedTuple):
-    """``training`` and ``held_out`` count units; ``datasets(samples)`` gives both, the first in its final order."""
+    """``training`` and ``held_out`` count units; ``datasets(samples, skipped)`` gives both.
+
+    The first comes in its final order, without the batches that are skipped.
+    """
 
     unit: str  # sequences | pairs
     training: int
@@ -25,7 +28,7 @@ class Material(NamedTuple):
     several: bool  # documents share sequences
     counts: dict[str, int]
     remark: str
-    datasets: Callable[[int], tuple[Any, Any]]
+    datasets: Callable[[int, Sequence[int]], tuple[Any, Any]]
 
 
 def read(plan: Plan, tokenizer: Any, pad: int, folder: Path, rank: int, workers: int = 0) -> Material:
@@ -88,12 +91,12 @@ def require_same(plan: Plan, folder: Path, start: Start) -> None:
 
 
 def _sequences(plan: Plan, cache: Path, counts: dict[str, int], remark: str) -> Material:
-    blocks, seed = data.load(cache), plan.contract.seed
+    blocks, seed, batch = data.load(cache), plan.contract.seed, plan.contract.global_batch_size
     training, held_out = data.split(blocks, counts)
 
-    def datasets(samples: int) -> tuple[Any, Any]:
+    def datasets(samples: int, skipped: Sequence[int]) -> tuple[Any, Any]:
         return (
-            data.Sequences(training, samples, seed),
+            data.Sequences(training, samples, seed, True, batch, skipped),
             data.Sequences(held_out, len(held_out.tokens), seed, shuffle=False),
         )
 
@@ -105,8 +108,8 @@ def _pairs(plan: Plan, cache: Path, counts: dict[str, int], remark: str) -> Mate
     pairs = preferences.load(cache)
     training, held_out = preferences.split(pairs, counts)
 
-    def datasets(samples: int) -> tuple[Any, Any]:
-        order = preferences.order(training, samples, plan.contract.seed)
+    def datasets(samples: int, skipped: Sequence[int]) -> tuple[Any, Any]:
+        order = preferences.order(training, samples, plan.contract.seed, plan.contract.global_batch_size, skipped)
         return preferences.dataset(pairs, order), preferences.dataset(pairs, held_out)
 
     return Material("pairs", len(training), len(held_out), False, counts, remark, datasets)

@@ -12,7 +12,7 @@ tools.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -211,11 +211,15 @@ def dataset(pairs: Pairs, order: Iterable[int]) -> Any:
     return whole.select(np.fromiter(order, np.int64))
 
 
-def order(training: range, samples: int, seed: int) -> np.ndarray:
+def order(training: range, samples: int, seed: int, global_batch: int = 1, skipped: Sequence[int] = ()) -> np.ndarray:
     """The pairs of a run: epoch after epoch, each in its own seeded permutation (as ``data.Sequences``)."""
     count = len(training)
-    epochs = [np.random.default_rng([seed, epoch]).permutation(count) for epoch in range(-(-samples // count))]
-    return np.concatenate(epochs)[:samples]
+    places = np.arange(samples)
+    for batch in skipped:  # in ascending order: each moves what is behind it by one batch
+        places[places >= batch * global_batch] += global_batch
+    most = int(places[-1]) + 1 if samples else 0
+    epochs = [np.random.default_rng([seed, epoch]).permutation(count) for epoch in range(-(-most // count))]
+    return np.concatenate(epochs)[places]
 
 
 def cache_folder(output_dir: Path, contract: Contract) -> Path:

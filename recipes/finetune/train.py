@@ -4,8 +4,8 @@
              [--eval-steps N] [--merge]
 
 Exit codes: 0 done (or done before), 2 the inputs cannot be right, 75 (0 under torchrun, which would take
-it for a crash) stopped on request with a checkpoint saved: start the same command again;
-``outcome.json`` in the output directory says which.
+it for a crash) stopped on request with a checkpoint saved: start the same command again; 77 a hang; 78 losses that
+are not finite or spike (--on-nan, --on-spike). ``outcome.json`` in the output directory says which.
 
 In the output directory: ``run.json``, ``steps.jsonl`` and ``evaluations.jsonl`` (telemetry), ``checkpoint-N``,
 ``model`` (the result, see result.py) and ``FINISHED``. A second start resumes from the newest whole checkpoint.
@@ -19,12 +19,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-from recipes import program, ranks, resume, schedule
+from recipes import program, ranks, resume, schedule, setbacks
 from recipes.finetune import arguments, checks, libraries, material, padding, result
 from recipes.finetune import model as models
 from toolkit import plan as plans
 from toolkit.errors import ToolkitError
 from toolkit.plan import Plan
+from toolkit.recipe import warmup_steps
 from toolkit.runtime import checkpoint, durable, together
 from toolkit.runtime.saver import Saver, start_from_durable
 from toolkit.runtime.signals import StopRequest, stopped_exit_code
@@ -46,11 +47,13 @@ def main(argv: list[str] | None = None) -> int:
         action="store_true",
         help="BatchNorm, where the model has some, over the samples of all ranks",
     )
+    setbacks.add_options(parser)
     return program.told(run, parser.parse_args(argv))
 
 
 def run(options: argparse.Namespace) -> int:
     """Read and check everything that needs no torch, then train."""
+    setbacks.rules(options)
     text = _read(options.plan)
     plan = plans.load(text, str(options.plan))
     folder = options.output_dir or options.plan.parent / "run"
@@ -118,7 +121,7 @@ def _train(
 
         # accelerate tells DeepSpeed of the group on GPUs only, and ZeRO-3 would shard over a world of 1
         deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
-    from recipes.finetune import callbacks, randomness, watching
+    from recipes.finetune import callbacks, guard, randomness, watching
     from recipes.finetune.going_on import GoOn
 
     rank = training.process_index
@@ -168,11 +171,24 @@ def _train(
     record = callbacks.RecordSteps(plan, telemetry, total)
     going_on = GoOn(plan, total, start, before, say)
     record.saver = Saver(folder, options.keep, options.keep_every, options.async_save, options.durable)
+    back = setbacks.Setbacks(
+        setbacks.rules(options, warmup_steps(plan.contract, total)),
+        folder,
+        plan.contract.global_batch_size,
+        [each for each in before if start and each.step <= start.step],
+        telemetry,
+        training.device,
+        say,
+        everybody,
+        setbacks.Share(rank, training.world_size, plan.strategy.micro_batch_size),
+    )
+    watch = guard.Guard(back)
     commits = callbacks.CommitCheckpoints(
-        record.saver, plan, resume.facts(plan) | identity, read.training, material.identity(plan, folder)
+        record.saver, plan, resume.facts(plan) | identity, read.training, material.identity(plan, folder), back
     )
     isolation = callbacks.ProveIsolation()
-    train_dataset, eval_dataset = read.datasets(total * plan.contract.global_batch_size)
+    samples = total * plan.contract.global_batch_size
+    train_dataset, eval_dataset = read.datasets(samples, back.batches)
     kind, own = _trainer(plan, model, tokenizer, pad)
     trainer = kind(
         plan=plan,
@@ -189,13 +205,14 @@ def _train(
             commits,
             record,  # after what a save takes, so that this is no part of the next step
             going_on,
+            watch,
             callbacks.SaveOnRequest(stop),
             callbacks.DropConverted(),
             watching.WatchSections(options.watchdog),
         ],
         **own,
     )
-    isolation.trainer = going_on.trainer = record.trainer = trainer
+    isolation.trainer = going_on.trainer = record.trainer = watch.trainer = trainer
     trainer.stop = stop
     commits.attach(trainer)
     trainer.remove_callback(PrinterCallback)
@@ -204,6 +221,16 @@ def _train(
 
         trace.attach(trainer, options.trace)
     trainer.train(resume_from_checkpoint=str(start.path) if start else None)
+    while back.pending:
+        options.watchdog.enter("going back", trainer.state.global_step)
+        record.saver.wait()
+        back.go_back()
+        start = resume.find(plan, folder, everybody)
+        assert start is not None  # it has just been looked at
+        trainer.start = going_on.start = start
+        record.saver.saved_step = start.step
+        trainer.train_dataset = read.datasets(samples, back.batches)[0]
+        guard.train_from(trainer, start.path)
     record.saver.close()
     step = trainer.state.global_step
     if step < last:
@@ -220,8 +247,8 @@ def _train(
         written = result.save(trainer, plan, tokenizer, folder, options.merge)
         if rank == 0:
             losses = {"loss": record.last_loss, "held_out_loss": record.held_out_loss}
-            checkpoint.mark_finished(folder, resume.facts(plan) | {"step": step} | losses)
-        say(f"finished: {', '.join(map(str, written))}", flush=True)
+            checkpoint.mark_finished(folder, resume.facts(plan) | {"step": step} | losses | back.facts)
+        say(f"finished: {', '.join(map(str, written))}{back.summary}", flush=True)
     return 0
 
 

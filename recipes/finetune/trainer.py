@@ -14,13 +14,14 @@ from recipes import ranks
 from recipes.finetune.batches import nothing
 from recipes.finetune.checks import is_cpu
 from recipes.finetune.evaluations import interruptible, until_asked
+from recipes.finetune.guard import load_again
 from recipes.finetune.packing import IGNORED
 from recipes.resume import Start
 from recipes.schedule import learning_rate
 from toolkit.errors import ToolkitError
 from toolkit.plan import Plan
-from toolkit.runtime.signals import StopRequest
 from toolkit.runtime import reshard
+from toolkit.runtime.signals import StopRequest
 from toolkit.runtime.states import Parameters
 
 WRAPPER = "_checkpoint_wrapped_module."  # that recomputation puts into the names of FSDP's modules
@@ -33,6 +34,7 @@ class ContractTrainer(Trainer):
 
     def __init__(self, plan: Plan, total_steps: int, start: Start | None = None, **keywords: Any) -> None:
         self.plan, self.total_steps, self.start = plan, total_steps, start
+        self.prepared, self.micro_losses = False, list[torch.Tensor]()
         self.own_use_cache = getattr(keywords["model"].config, "use_cache", None)  # the Trainer switches it off
         super().__init__(**keywords)
         if not self.model_accepts_loss_kwargs:  # then the Trainer takes a mean over micro batches of their means
@@ -43,6 +45,20 @@ class ContractTrainer(Trainer):
             )
 
     @interruptible
+    def training_step(self, *positional: Any, **keywords: Any) -> torch.Tensor:
+        """One micro batch; its loss is kept on the device, for telling where one is not finite."""
+        loss = super().training_step(*positional, **keywords)
+        self.micro_losses.append(loss)
+        return loss
+
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
+        """The second time in a process all is prepared, and only the states are loaded (guard.py)."""
+        if not self.prepared:
+            return super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+        load_again(self, resume_from_checkpoint)
+        self.callback_handler.train_dataloader = train_dataloader
+        return self.model_wrapped, train_dataloader
+
     def evaluate(self, *_: Any, **__: Any) -> dict[str, Any]:
         """Loss on the held-out sequences: the sum over their trained tokens, of all ranks, divided by their number.
 

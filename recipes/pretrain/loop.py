@@ -15,7 +15,7 @@ from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import unwrap_model
 
-from recipes import continuity, resume, schedule
+from recipes import continuity, resume, schedule, setbacks
 from recipes.finetune.model import load_tokenizer
 from recipes.pretrain import checkpoints, data, evaluation, forward, model, saving
 from recipes.pretrain.config import CoreConfig, learning_rate_contract
@@ -26,8 +26,9 @@ from recipes.pretrain.model import Built
 from recipes.pretrain.reports import Reports
 from recipes.step_clock import FORWARD_BACKWARD, OPTIMIZER, OTHER, StepClock
 from toolkit.plan import Plan
+from toolkit.recipe import warmup_steps
 from toolkit.record import EvaluationRecord, StepRecord
-from toolkit.runtime import checkpoint, durable
+from toolkit.runtime import checkpoint, durable, skipped, together
 from toolkit.runtime.signals import StopRequest, stopped_exit_code
 from toolkit.runtime.telemetry import STEPS, Telemetry, read_evaluations, read_steps, run_record
 from toolkit.runtime.watchdog import IDLE
@@ -70,21 +71,35 @@ def train(
     if rank == 0 and not (folder / "plan.json").exists():
         durable.replace(folder / "plan.json", plan_text)
     reports = Reports(plan, folder, rank)
-
+    back = setbacks.Setbacks(
+        setbacks.rules(options, warmup_steps(contract, total)),
+        folder,
+        contract.global_batch_size,
+        [record for record in before if start and record.step <= start.step],
+        telemetry,
+        machine.device,
+        say,
+        together.group(),
+        setbacks.Share(
+            parallel_state.get_data_parallel_rank(),
+            parallel_state.get_data_parallel_world_size(),
+            core.training.micro_batch_size,
+        ),
+    )
     saves = saving.Saves(plan, folder, built, options)
 
     def save(step: int) -> None:
         options.watchdog.enter("save", step)
         samples = step * contract.global_batch_size
-        epoch, position = divmod(samples, len(text.train))
+        epoch, position = divmod(back.next_sample(step), len(text.train))
         facts: dict[str, Any] = {
             "samples_seen": samples,
             "tokens": samples * contract.sequence_length,
-            "learning_rate": schedule.learning_rate(step - 1, total, contract),
+            "learning_rate": schedule.learning_rate(max(0, step - 1), total, contract),
             "data": {"sha256": text.sha256, "epoch": epoch, "position": position, "seed": core.training.seed},
             "data_sha256": text.sha256,
         }
-        saves.save(step, facts | reports.identity())
+        saves.save(step, facts | reports.identity() | back.facts)
 
     def evaluate(step: int) -> float | None:
         options.watchdog.enter("evaluation", step)
@@ -108,14 +123,19 @@ def train(
     clock = StepClock(gpu=machine.device == "cuda")
     done = start.step if start else 0
     stopped, loss, step = False, float("nan"), done
+    if back.rules.skips and start is None:
+        checkpoints.zero_moments(built)
+        save(0)  # a batch before the first checkpoint can be left out too
     if start and _left_out(done, last, options.eval_steps, folder):
         evaluate(done)
-    for step in range(done + 1, last + 1):
+    while step < last:
+        step += 1
         options.watchdog.enter("step", step)
         clock.start()
         rate = schedule.learning_rate(step - 1, total, contract)
         model.set_learning_rate(built.optimizer, rate, contract.weight_decay)
-        loss, gradient_norm = optimizer_step(built, core, text.train, step, machine.device, clock)
+        batch = skipped.batch_of(step - 1, back.batches)
+        loss, gradient_norm, back.losses = optimizer_step(built, core, text.train, batch, machine.device, clock)
         seconds, parts = clock.stop()
         stall = saves.after_step()
         written = StepRecord(
@@ -135,6 +155,14 @@ def train(
         if step == done + 1 and (sentence := continuity.jump(before, written, plan.model.vocab_size)):
             say(f"warning: {sentence}", flush=True)
         say(f"step {step}/{total}  loss {loss:.4f}  learning rate {rate:.3g}  {written.seconds:.2f} s", flush=True)
+        if back.look(step, loss, gradient_norm, model.loss_scale_can_fall(built.optimizer)):
+            options.watchdog.enter("going back", step)
+            saves.close()
+            back.go_back()
+            again = checkpoints.resume(plan, folder, built, text.sha256, options.durable)
+            assert again is not None  # it has just been looked at
+            step = saves.saver.saved_step = again.step
+            continue
         stopped = stop.agreed(machine.device, step)
         saved = stopped or step == last or (options.save_steps > 0 and step % options.save_steps == 0)
         if saved:
@@ -162,8 +190,8 @@ def train(
         _save_result(plan, core, built, folder, rank, say)
         if rank == 0:
             losses = {"loss": loss if math.isfinite(loss) else None, "held_out_loss": held_out_loss}
-            checkpoint.mark_finished(folder, resume.facts(plan) | {"step": total} | losses)
-        say(f"finished: {folder}", flush=True)
+            checkpoint.mark_finished(folder, resume.facts(plan) | {"step": total} | losses | back.facts)
+        say(f"finished: {folder}{back.summary}", flush=True)
     reports.close()
     return 0
 
@@ -184,16 +212,19 @@ def _save_result(plan: Plan, core: CoreConfig, built: Built, folder: Path, rank:
 
 
 def optimizer_step(
-    built: Built, core: CoreConfig, sequences: data.Sequences, step: int, device: str, clock: StepClock
-) -> tuple[float, Any]:
-    """One global batch through the library's schedule and one update; the mean loss per token and the gradient norm."""
+    built: Built, core: CoreConfig, sequences: data.Sequences, batch: int, device: str, clock: StepClock
+) -> tuple[float, Any, list[Any]]:
+    """One global batch through the library's schedule and one update.
+
+    The mean loss per token, the gradient norm, and of each micro batch the sum of its losses, where this rank has them.
+    """
     training = core.training
     ranks, rank = parallel_state.get_data_parallel_world_size(), parallel_state.get_data_parallel_rank()
     for chunk in built.chunks:
         chunk.zero_grad_buffer()
     built.optimizer.zero_grad()
     clock.enter(FORWARD_BACKWARD)
-    batches = [clock.reads(data.micro_batches(sequences, step - 1, training, ranks, rank)) for _ in built.chunks]
+    batches = [clock.reads(data.micro_batches(sequences, batch, training, ranks, rank)) for _ in built.chunks]
     several = len(built.chunks) > 1  # the interleaved schedule takes lists, the others one of each
     results = get_forward_backward_func()(
         forward_step_func=forward.forward_step(device),
@@ -207,7 +238,7 @@ def optimizer_step(
     clock.enter(OPTIMIZER)
     _, gradient_norm, _ = built.optimizer.step()
     clock.enter(OTHER)
-    return forward.mean_loss(results, device), gradient_norm
+    return forward.mean_loss(results, device), gradient_norm, [each["loss"][0] for each in results]
 
 
 def _left_out(step: int, last: int, every: int, folder: Path) -> bool:

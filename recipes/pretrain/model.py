@@ -64,7 +64,8 @@ def build(core: CoreConfig, machine: Machine, vocab_size: int, weights: Start | 
     tensor_parallel.model_parallel_cuda_manual_seed(core.training.seed)
     chunks, config, notes = bare(core, machine, vocab_size, weights)
     wrapped = [Float16Module(config, chunk) if config.bf16 or config.fp16 else chunk for chunk in chunks]
-    ddp = DistributedDataParallelConfig(**core.ddp)
+    # its own check ends one rank in the middle of a step; here all judge the reduced numbers together (setbacks.py)
+    ddp = DistributedDataParallelConfig(**core.ddp | {"check_for_nan_in_grad": False})
     models = [
         DistributedDataParallel(
             config=config,
@@ -165,6 +166,15 @@ def _overlap(config: Any, models: list[Any]) -> None:
     config.no_sync_func = no_sync if len(models) > 1 else no_sync[0]
     if len(models) > 1:
         config.grad_sync_func = [model.start_grad_sync for model in models]
+
+
+def loss_scale_can_fall(optimizer: Any) -> bool:
+    """Whether what overflows now is left out, and the loss scale lowered (fp16)."""
+    for each in getattr(optimizer, "chained_optimizers", [optimizer]):
+        scaler = getattr(each, "grad_scaler", None)
+        if hasattr(scaler, "min_scale"):  # the dynamic one
+            return bool(scaler.scale.item() > scaler.min_scale.item())
+    return False
 
 
 def set_learning_rate(optimizer: Any, learning_rate: float, weight_decay: float) -> None:

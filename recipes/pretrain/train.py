@@ -8,8 +8,8 @@ distributed optimizer and recomputation are the library's; in a plan for CPUs th
 alone, so one contract gives the same losses on every layout, up to rounding.
 
 Exit codes: 0 done (or done before), 2 the inputs cannot be right, 75 (0 under torchrun, which would take
-it for a crash) stopped on request with a checkpoint saved: start the same command again;
-``outcome.json`` in the output directory says which.
+it for a crash) stopped on request with a checkpoint saved: start the same command again; 77 a hang; 78 losses that
+are not finite or spike (--on-nan, --on-spike). ``outcome.json`` in the output directory says which.
 
 In the output directory: ``run.json`` and ``steps.jsonl`` (telemetry), ``checkpoint-N``, ``model`` (the result, as
 ``from_pretrained`` reads it) and ``FINISHED``. A second start resumes from the newest whole checkpoint, also on
@@ -21,7 +21,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from recipes import program, resume
+from recipes import program, resume, setbacks
 from recipes.pretrain import config, machine, validity
 from toolkit.runtime import checkpoint
 
@@ -34,11 +34,13 @@ def main(argv: list[str] | None = None) -> int:
         "--eval-steps", type=int, default=0, help="steps between evaluations (default: at the end only)"
     )
     parser.add_argument("--eval-sequences", type=int, default=512, help="held-out sequences of one evaluation (512)")
+    setbacks.add_options(parser)
     return program.told(run, parser.parse_args(argv))
 
 
 def run(options: argparse.Namespace) -> int:
     """Read and check everything that needs no torch, then train."""
+    setbacks.rules(options)
     plan, core, text = config.load(options.plan, options.megatron or options.plan.parent / "megatron_core.json")
     folder = options.output_dir or options.plan.parent / "run"
     rank, world_size = program.place()

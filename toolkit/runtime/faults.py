@@ -10,6 +10,7 @@ storage   no space or quota left                                       stops: fu
 device    a GPU, its driver or a mount of this node is broken          goes on without this node
 agent     torchrun, the parent of this process, is gone                starts again
 peer      another rank is gone or silent; this one is only a witness   starts again
+diverged  a loss is not finite, or a spike, and the run may not skip   stops: it would be the same again
 hang      the watchdog ended a step that did not                       starts again
 ========  ===========================================================  ================================
 
@@ -24,8 +25,9 @@ from __future__ import annotations
 import errno
 
 from toolkit.errors import ToolkitError
+from toolkit.runtime.divergence import Diverged
 
-KINDS = ("input", "code", "memory", "storage", "device", "agent", "peer", "hang")
+KINDS = ("input", "code", "memory", "storage", "device", "agent", "peer", "hang", "diverged")
 DEVICE = (
     *("uncorrectable ecc", "ecc error", "nvlink", "unspecified launch failure", "illegal memory access"),
     *("illegal instruction", "hardware stack error", "busy or unavailable", "gpu is lost", "device is lost"),
@@ -59,8 +61,10 @@ def kind(error: BaseException) -> str:
 
 def _kind(error: BaseException) -> str:
     if isinstance(error, ToolkitError):
-        return "input"
+        return "diverged" if isinstance(error, Diverged) else "input"
     text = str(error).lower()
+    if "loss scale already at minimum" in text:  # DeepSpeed's own end of an fp16 run
+        return "diverged"
     if isinstance(error, MemoryError) or "out of memory" in text:
         return "memory"
     if isinstance(error, (ConnectionError, TimeoutError)):

@@ -21,10 +21,10 @@ from typing import IO
 import msgspec
 
 from toolkit import __version__
-from toolkit.record import EvaluationRecord, RunRecord, StepRecord
+from toolkit.record import EvaluationRecord, EventRecord, RunRecord, StepRecord
 from toolkit.runtime import durable
 
-RUN, STEPS, EVALUATIONS = "run.json", "steps.jsonl", "evaluations.jsonl"
+RUN, STEPS, EVALUATIONS, EVENTS = "run.json", "steps.jsonl", "evaluations.jsonl", "events.jsonl"
 PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "peft", "datasets", "megatron-core", "numpy")
 
 
@@ -91,10 +91,8 @@ class Telemetry:
             (folder / RUN).rename(folder / f"run.{earlier}.json")
             earlier += 1
         self._restart = earlier
-        text = msgspec.json.format(
-            msgspec.json.encode(msgspec.structs.replace(record, restart_count=earlier)), indent=2
-        )
-        durable.replace(folder / RUN, text + b"\n")
+        self._record = msgspec.structs.replace(record, restart_count=earlier)
+        self._write_run()
         self._file = _open_at_line_end(folder / STEPS)
 
     def step(self, record: StepRecord) -> None:
@@ -108,11 +106,27 @@ class Telemetry:
 
     def evaluation(self, record: EvaluationRecord) -> None:
         """Append one evaluation to ``evaluations.jsonl``, which there is from the first one on."""
-        if self.rank != 0:
-            return
-        with _open_at_line_end(self._directory / EVALUATIONS) as file:
-            stamped = msgspec.structs.replace(record, restart=self._restart, ended_unix=time.time())
-            file.write(msgspec.json.encode(stamped) + b"\n")
+        if self.rank == 0:
+            self._append(EVALUATIONS, msgspec.structs.replace(record, restart=self._restart, ended_unix=time.time()))
+
+    def event(self, record: EventRecord) -> None:
+        """Append to ``events.jsonl``, which there is from the first one on."""
+        if self.rank == 0:
+            self._append(EVENTS, msgspec.structs.replace(record, restart=self._restart, at_unix=time.time()))
+
+    def skipped(self, batches: tuple[int, ...]) -> None:
+        """``run.json`` tells from now on that these are left out."""
+        if self.rank == 0 and self._record.skipped_batches != batches:
+            self._record = msgspec.structs.replace(self._record, skipped_batches=batches)
+            self._write_run()
+
+    def _write_run(self) -> None:
+        text = msgspec.json.format(msgspec.json.encode(self._record), indent=2)
+        durable.replace(self._directory / RUN, text + b"\n")
+
+    def _append(self, name: str, record: msgspec.Struct) -> None:
+        with _open_at_line_end(self._directory / name) as file:
+            file.write(msgspec.json.encode(record) + b"\n")
             file.flush()
             os.fsync(file.fileno())
 
@@ -149,6 +163,13 @@ def read_evaluations(directory: str | Path) -> list[EvaluationRecord]:
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     found = {record.step: record for record in (msgspec.json.decode(line, type=EvaluationRecord) for line in lines)}
     return [found[number] for number in sorted(found)]
+
+
+def read_events(directory: str | Path) -> list[EventRecord]:
+    """What happened to a run, in that order; a torn last line is left out."""
+    path = Path(directory) / EVENTS
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return [msgspec.json.decode(line, type=EventRecord) for line in lines]
 
 
 def wandb_reporting(directory: str | Path, environment: MutableMapping[str, str], rank: int = 0) -> bool:
