@@ -121,7 +121,7 @@ def _train(
 
         # accelerate tells DeepSpeed of the group on GPUs only, and ZeRO-3 would shard over a world of 1
         deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
-    from recipes.finetune import callbacks, guard, randomness, watching
+    from recipes.finetune import callbacks, guard, randomness, reporting, watching
     from recipes.finetune.going_on import GoOn
 
     rank = training.process_index
@@ -216,6 +216,8 @@ def _train(
     trainer.stop = stop
     commits.attach(trainer)
     trainer.remove_callback(PrinterCallback)
+    if report_to:
+        reporting.number(trainer)
     if options.trace is not None:
         from recipes.finetune import trace
 

@@ -155,6 +155,8 @@ def test_what_deepspeed_would_ignore_silently_is_refused() -> None:
     assert "hpz 8" in refused(changed("zero2-offload", hpz=8))
     assert "tp 2" in refused(changed("zero3", tp=2, dp=8, gradient_accumulation_steps=16))
     assert "fp32 gradient sums at ZeRO stage 0" in refused(changed("zero2-fp32-sums", zero_stage=0))
+    half = plans.plan("half", plans.LLAMA_8B, plans.DGX, zero_stage=0, workload={"precision": "fp16"})
+    assert "a loss scale that it has not multiplied the loss by" in refused(half)
 
 
 def test_a_batch_that_does_not_multiply_out_is_refused_with_the_numbers() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from recipes.byte_tokenizer import PADDING
 from recipes.finetune import data, packing
-from tests import finetune_runs
+from tests import finetune_runs, wandb_runs
 from toolkit.runtime import checkpoint
 from toolkit.runtime.telemetry import read_evaluations, read_steps
 
@@ -182,6 +182,11 @@ def test_one_run_at_wandb_over_restarts_known_from_the_checkpoint(tmp_path: Path
     assert checkpoint.facts(run / "checkpoint-4")["wandb_run_id"] == identity
     offline = sorted((run / "wandb").glob("offline-run-*"))
     assert len(offline) == 2 and all(each.name.endswith(identity) for each in offline)
+    # the second start goes on where the first ended, under the numbers of the run
+    rows = [wandb_runs.history(each / f"run-{identity}.wandb") for each in offline]
+    losses = [[(step, values["train/loss"]) for step, values in part if "train/loss" in values] for part in rows]
+    steps = [(step.step, pytest.approx(step.loss)) for step in read_steps(run)]
+    assert losses == [steps[:2], steps[2:]]
 
 
 @pytest.mark.parametrize("terminal", [True, False])

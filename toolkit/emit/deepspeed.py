@@ -89,6 +89,13 @@ def _require(plan: Plan) -> None:
             )
         if plan.workload.gradient_accumulation_dtype == "fp32" and s.zero_stage == 0:
             problems.add("fp32 gradient sums at ZeRO stage 0 fail in DeepSpeed 0.19.8", "use --zero 1 or more")
+        if plan.workload.precision == "fp16" and s.zero_stage == 0:
+            # engine.py, backward(), scales the loss for ZeRO only; fp16/unfused_optimizer.py, step(), divides by it
+            problems.add(
+                "fp16 at ZeRO stage 0: DeepSpeed 0.19.8 divides gradients by a loss scale that it has not multiplied"
+                " the loss by, so that they vanish and are never clipped",
+                "use --zero 1 or more, or --framework ddp",
+            )
 
 
 def _precision(plan: Plan) -> Config:

@@ -17,12 +17,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from toolkit.errors import ToolkitError
 from toolkit.runtime import states, universal
 from toolkit.runtime.manifest import MANIFEST
 from toolkit.runtime.states import MOMENTS, LossScale, States
 
 DDP, STAGE_0, UNIVERSAL, FSDP = "ddp", "stage-0", "universal", "fsdp"
 STATES = ("optimizer.pt", "scaler.pt", *universal.FRAMEWORK_FILES)  # of the form that is left, beside its weights
+FP16_AT_STAGE_0 = "there DeepSpeed 0.19.8 divides fp16 gradients by a scale that it has not multiplied the loss by"
 GROWTH_STEPS, SCALE_WINDOW = 2000, 1000  # steps without overflow until the loss scale doubles: torch's, DeepSpeed's
 
 
@@ -36,8 +38,12 @@ def form(framework: str, zero_stage: int) -> str:
 def convert(checkpoint: Path, target: Path, wanted: str, precision: str = "fp32", step: int = 0) -> None:
     """Write ``checkpoint`` in the form ``wanted`` to the empty folder ``target``; the caller declares it whole.
 
-    Raises ToolkitError for what cannot be read (:func:`toolkit.runtime.states.read`).
+    Raises ToolkitError for what cannot be read (:func:`toolkit.runtime.states.read`), and for fp16 at stage 0.
     """
+    if wanted == STAGE_0 and precision == "fp16":
+        raise ToolkitError(
+            f"{checkpoint} cannot go on at stage 0: {FP16_AT_STAGE_0}", remedy="plan again with --zero 1 or more"
+        )
     found = states.read(checkpoint)
     for path in checkpoint.iterdir():
         if path.is_file() and path.name not in STATES and not _weights(path):
@@ -173,13 +179,8 @@ def _stage_0(found: States, target: Path, precision: str, step: int) -> None:
     run["optimizer"] = _numbered(found)
     if precision != "fp32":
         masters = [[found.weights[name].float() for name in names] for names in found.parameters.groups]
-        dynamic = precision == "fp16"
-        scale = found.scale if dynamic and found.scale else LossScale(1.0, step - 1)
-        wrapper = {"dynamic_loss_scale": dynamic, "cur_scale": scale.factor, "cur_iter": step}
-        if dynamic:
-            last = step - scale.steps - 1
-            wrapper |= {"last_overflow_iter": last, "scale_factor": 2.0, "scale_window": SCALE_WINDOW}
-        run["optimizer"] = wrapper | {"optimizer_state_dict": _numbered(found), "fp32_groups": masters}
+        wrapper = {"dynamic_loss_scale": False, "cur_scale": 1.0, "cur_iter": step, "fp32_groups": masters}
+        run["optimizer"] = wrapper | {"optimizer_state_dict": run["optimizer"]}
     torch.save(run, tag / "mp_rank_00_model_states.pt")
     (target / universal.LATEST).write_text(tag.name)
 

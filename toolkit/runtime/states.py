@@ -2,7 +2,7 @@
 
 DDP             model.safetensors, and ``optimizer.pt`` under the numbers of the parameters
 DeepSpeed, 0    mp_rank_00_model_states.pt: weights as they compute, the optimizer under the same numbers; with bf16
-                and fp16 the float32 master copies beside it (``FP16_UnfusedOptimizer``: one tensor for each weight)
+                the float32 master copies beside it (``FP16_UnfusedOptimizer``: one tensor for each weight)
 DeepSpeed, 1-3  shards, which :mod:`toolkit.runtime.universal` puts together weight by weight
 FSDP            torch's distributed checkpoints, by names already
 
@@ -150,7 +150,7 @@ def _saved(name: str, held: dict[str, Any]) -> str:
 def _of_stage_0(state: dict[str, Any], parameters: Parameters) -> States:
     held, optimizer = state["module"], state["optimizer"]
     weights = {name: held[name] for name in parameters.names if name in held}
-    inner, scale = optimizer, None
+    inner = optimizer
     if "optimizer_state_dict" in optimizer:  # bf16 and fp16: a wrapper with the master copies
         inner = optimizer["optimizer_state_dict"]
         if "fp32_groups_flat" in optimizer:
@@ -160,13 +160,10 @@ def _of_stage_0(state: dict[str, Any], parameters: Parameters) -> States:
             )
         masters = [each for group in optimizer["fp32_groups"] for each in group]
         weights |= dict(zip(parameters.names, masters, strict=True))
-        if optimizer.get("dynamic_loss_scale"):
-            steps = int(optimizer["cur_iter"]) - int(optimizer["last_overflow_iter"]) - 1
-            scale = LossScale(float(optimizer["cur_scale"]), max(0, steps))
     settings, moments, steps = _numbered(inner, parameters)
     used = {*parameters.names, *parameters.tied}
     others = {name: each for name, each in held.items() if name not in used}
-    return States(parameters, settings, weights, moments, steps, others, scale)
+    return States(parameters, settings, weights, moments, steps, others)
 
 
 def _of_shards(checkpoint: Path, parameters: Parameters) -> States:
