@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from recipes import ranks
-from toolkit.errors import Problems, ToolkitError
+from toolkit.errors import Problems, ToolkitError, reason
 from toolkit.runtime import signals
 from toolkit.runtime.lease import Lease
 from toolkit.runtime.signals import StopRequest
@@ -93,7 +93,7 @@ def require_meeting_and_folder(world_size: int, folder: Path) -> None:
             if not os.access(folder, os.W_OK | os.X_OK):
                 problems.add(f"{folder} cannot be written to", "choose another --output-dir")
         except (OSError, ValueError) as error:
-            problems.add(f"cannot make {folder}: {error}", "choose another --output-dir")
+            problems.add(f"cannot make {folder}: {reason(error)}", "choose another --output-dir")
 
 
 @contextlib.contextmanager

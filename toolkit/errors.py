@@ -39,6 +39,11 @@ class NoFeasiblePlan(ToolkitError):
     exit_code = 1
 
 
+def reason(error: Exception) -> str:
+    """What an exception says, without the path where it is the file system's: the message has the path already."""
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+
+
 class Problems:
     """Collects problems so that all are reported at once; leaving the ``with`` block raises them.
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from toolkit.errors import Problems, ToolkitError
+from toolkit.errors import Problems, ToolkitError, reason
 
 if TYPE_CHECKING:
     from toolkit.plan import Plan
@@ -18,12 +18,14 @@ SCRIPTS = (".sh", ".sbatch")
 def read_plan(path: str) -> Plan:
     """The plan in a ``plan.json``; raises ToolkitError for a file that cannot be read or holds none."""
     from toolkit import plan as plans
-    from toolkit.registry.files import contents
+    from toolkit.registry.files import contents, is_there
 
     try:
         text = contents(path)
     except (OSError, ValueError) as error:
-        raise ToolkitError(f"cannot read {path!r}: {error}", remedy="make it with toolkit plan --out") from error
+        inner = Path(path) / "plan.json"
+        remedy = f"its plan is {inner}" if is_there(inner) else "make it with toolkit plan --out"
+        raise ToolkitError(f"cannot read {path!r}: {reason(error)}", remedy=remedy) from error
     return plans.load(text, path)
 
 
@@ -63,7 +65,7 @@ def write_files(directory: str | Path, files: dict[str, str], force: bool = Fals
         for path, half in temporary.items():
             half.replace(path)
     except (OSError, ValueError, RecursionError) as error:
-        raise ToolkitError(f"cannot write {folder}: {error}", remedy="choose another --out") from error
+        raise ToolkitError(f"cannot write {folder}: {reason(error)}", remedy="choose another --out") from error
     finally:
         for half in temporary.values():
             with contextlib.suppress(OSError):  # also a name too long to be there

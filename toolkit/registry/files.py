@@ -34,6 +34,22 @@ def user_folder() -> Path:
     return Path(chosen) if chosen else Path("~/.config/toolkit").expanduser()
 
 
+def expanded(name: str) -> Path:
+    """A path with its ``~``; as it stands where there is no such user."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        return Path(name)
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is such a file or folder; not where its name is too long for one, or it may not be looked at."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
 def contents(path: str | Path, most: int = LARGEST_FILE) -> bytes:
     """The bytes of a file that a user named; raises OSError where reading could wait or fill the memory.
 
@@ -42,6 +58,8 @@ def contents(path: str | Path, most: int = LARGEST_FILE) -> bytes:
     import errno
 
     path = Path(path)
+    if "\0" in str(path):
+        raise OSError(errno.EINVAL, "no file has a null byte in its name", str(path))
     if path.exists() and not path.is_file() and not path.is_dir():
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     with path.open("rb") as file:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from toolkit.errors import Problems, ToolkitError
+from toolkit.errors import Problems, ToolkitError, reason
 from toolkit.programs import unfollowed
 from toolkit.recipe import Contract, Recipe, contract_problems
 from toolkit.registry import files, strict
@@ -38,19 +38,21 @@ def load_recipe(name: str) -> Recipe:
 def find_recipe(name: str) -> Found:
     """Like :func:`load_recipe`, with the file."""
     if name.endswith(".toml") or "/" in name:
-        path = Path(name).expanduser()
+        path = files.expanded(name)
         return Found(_with_absolute_paths(_read(path), path.parent), path)
     paths = _paths()
-    name, _, version = name.partition("@")
+    name, at, version = name.partition("@")
     key = files.normal(name)
     if key not in paths:
+        if files.is_there(Path(name) / "plan.json"):
+            raise ToolkitError(f"unknown recipe {name!r}", remedy=_instead_of(Path(name)))
         raise ToolkitError(
             f"unknown recipe {name!r}",
             remedy=f"{strict.did_you_mean(key, paths)} (your own go into {files.user_folder() / 'recipes'}/NAME.toml,"
             " or give the path of a TOML file)",
         )
     found = Found(_read(paths[key]), paths[key])
-    if not version or version.strip() == str(found.recipe.version):
+    if not at or version.strip() == str(found.recipe.version):
         return found
     return _earlier(found, version.strip())
 
@@ -97,10 +99,18 @@ def _read(path: Path) -> Recipe:
     try:
         values = tomllib.loads(files.contents(path).decode("utf-8-sig"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ToolkitError(f"cannot read the recipe {path}: {error}", remedy="give a TOML file") from error
+        raise ToolkitError(f"cannot read the recipe {path}: {reason(error)}", remedy=_instead_of(path)) from error
     recipe = strict.decode(values, Recipe, str(path))
     _check(recipe, path)
     return recipe
+
+
+def _instead_of(path: Path) -> str:
+    """What the user may have meant by a path that is no recipe."""
+    plan = path if path.suffix == ".json" else path / "plan.json"
+    if not files.is_there(plan):
+        return "give a TOML file, or one of the names of toolkit recipes"
+    return f"{plan} is a plan, not a recipe: commands that take PLAN.json take it"
 
 
 def _check(recipe: Recipe, path: Path) -> None:
@@ -134,7 +144,7 @@ def _with_absolute_paths(recipe: Recipe, folder: Path) -> Recipe:
     for name in ("model", "dataset", "tokenizer"):
         value = getattr(recipe.contract, name)
         looks_like_path = "/" in value or "." in value
-        if looks_like_path and not Path(value).is_absolute() and (folder / value).exists():
+        if looks_like_path and not Path(value).is_absolute() and files.is_there(folder / value):
             changes[name] = str((folder / value).resolve())
     contract: Contract = msgspec.structs.replace(recipe.contract, **changes)
     return msgspec.structs.replace(recipe, contract=contract)

@@ -25,7 +25,7 @@ from typing import Any
 
 import msgspec
 
-from toolkit.errors import ToolkitError
+from toolkit.errors import ToolkitError, reason
 from toolkit.runtime import durable, manifest, retention, shares, sums
 from toolkit.runtime.manifest import MANIFEST, Damage, FileEntry, Manifest
 from toolkit.runtime.together import ALONE, Group
@@ -209,7 +209,7 @@ def finished(directory: str | Path) -> dict[str, Any] | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.MsgspecError) as error:
-        raise ToolkitError(f"cannot read {path}: {error}", remedy="choose another --output-dir") from error
+        raise ToolkitError(f"cannot read {path}: {reason(error)}", remedy="choose another --output-dir") from error
 
 
 def _set_aside(path: Path) -> Path:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from toolkit.errors import ToolkitError
+from toolkit.errors import ToolkitError, reason
 from toolkit.runtime import checkpoint, durable, manifest, soundness, structure
 from toolkit.runtime.manifest import MANIFEST, Damage
 
@@ -80,7 +80,9 @@ def _folders(directory: Path) -> list[Path]:
     try:
         return sorted(path for path in directory.iterdir() if path.is_dir() and not SET_ASIDE.fullmatch(path.name))
     except OSError as error:
-        raise ToolkitError(f"cannot read {directory}: {error}", remedy="ask for the right to read it") from error
+        raise ToolkitError(
+            f"cannot read {directory}: {reason(error)}", remedy="ask for the right to read it"
+        ) from error
 
 
 def kind_of(path: Path) -> str:

@@ -28,7 +28,7 @@ from typing import TypeVar
 
 import msgspec
 
-from toolkit.errors import ToolkitError
+from toolkit.errors import ToolkitError, reason
 from toolkit.record import EvaluationRecord, RunRecord, StepRecord
 from toolkit.runtime.checkpoint import FINISHED
 from toolkit.runtime.telemetry import EVALUATIONS, RUN, STEPS
@@ -127,7 +127,7 @@ def of_run(directory: str | Path) -> Goodput:
         done = folder / FINISHED
         end = done.stat().st_mtime if done.exists() else 0.0
     except (OSError, msgspec.MsgspecError) as error:
-        raise ToolkitError(f"cannot read the telemetry of {folder}: {error}", remedy=remedy) from error
+        raise ToolkitError(f"cannot read the telemetry of {folder}: {reason(error)}", remedy=remedy) from error
     if not steps:
         raise ToolkitError(f"no step has been made in {folder}", remedy="wait for the first step")
     if any(not record.process_started_unix for record in records) or any(not each.ended_unix for each in steps):

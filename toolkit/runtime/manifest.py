@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from toolkit.errors import ToolkitError
+from toolkit.errors import ToolkitError, reason
 
 MANIFEST = "manifest.json"
 SCHEMA = 1
@@ -118,7 +118,9 @@ def read(checkpoint: str | Path) -> Manifest:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise ToolkitError(f"cannot read {path}: {error}", remedy="toolkit ckpt list shows what is valid") from error
+        raise ToolkitError(
+            f"cannot read {path}: {reason(error)}", remedy="toolkit ckpt list shows what is valid"
+        ) from error
     return decode(content, path)
 
 
