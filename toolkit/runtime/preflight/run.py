@@ -138,9 +138,7 @@ def _together(request: Request, node: int, met: meeting.Meeting, facts: dict[str
     go_on = request.nodes * max(request.gpus_per_node, 1) > 1 and not any(t.severity == "error" for t in troubles)
     port = met.exchange(collective.free_port() if go_on and "collective" not in request.skip else 0, 10.0)[0]
     if port:
-        seconds = 0.5 * request.time_limit
-        results = met.exchange(collective.measure(request, node, port, seconds), seconds + 10.0)
-        more, measured["collective"] = collective.judge(request, hosts, results)
+        more, measured["collective"] = _all_reduces(request, node, met, hosts, port)
         troubles += more
     else:
         skipped.append("collective: left out" if go_on else "collective: not with the troubles above, or one process")
@@ -156,6 +154,21 @@ def _together(request: Request, node: int, met: meeting.Meeting, facts: dict[str
         assumed=(f"what an all-reduce over {request.link} should take",) if request.link_assumed and port else (),
         seconds=time.monotonic() - since,
     )
+
+
+def _all_reduces(
+    request: Request, node: int, met: meeting.Meeting, hosts: list[str], port: int
+) -> tuple[list[Trouble], list[dict[str, Any]]]:
+    """What pairs of nodes found; before a node is called bad for being slow once, all measure again."""
+    seconds, again = 0.5 * request.time_limit, True
+    while True:
+        results = met.exchange(collective.measure(request, node, port, seconds), seconds + 10.0)
+        troubles, measured = collective.judge(request, hosts, results)
+        again = again and any(each.severity == "error" for each in troubles)
+        port = met.exchange(collective.free_port() if again else 0, 10.0)[0]
+        if not port:
+            return troubles, measured
+        again = False
 
 
 def _judge(
