@@ -24,7 +24,7 @@ SCHEMA = 1
 NEVER_ZERO = ("num_hidden_layers", "hidden_size", "vocab_size")
 MAY_BE_ZERO = ("zero_stage", "sequence_parallel", "recompute", "recompute_layers", "offload")
 # the largest that the options and the decoder take
-MOST = {
+MOST: dict[str, float] = {
     "strategy": MOST_GPUS,
     "cluster": MOST_GPUS,
     "gradient_accumulation_steps": MOST_SEQUENCES,
@@ -36,10 +36,13 @@ MOST = {
     "num_hidden_layers": 10_000,
     "hidden_size": 2**24,
     "vocab_size": 2**24,
+    "norm_epsilon": 1.0,
+    "partial_rotary_factor": 1.0,
+    "initializer_range": 1e3,
 }
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Contract (what is learnt), strategy (how it is laid out), estimates, and provenance."""
 
     name: str  # of the recipe or model: names the job and its files
@@ -118,6 +121,12 @@ def _require_possible(plan: Plan, where: str) -> None:
             if type(value) is int:
                 low, high = least.get(name, 1), MOST.get(name, MOST.get(group, 2**53))
                 ranges.append((f"{group}.{name}", low <= value <= high, value, f"{low:,} to {high:,}"))
+            elif type(value) is float and group == "model":
+                most = MOST.get(name, 2.0**53)
+                ranges.append((f"{group}.{name}", 0.0 <= value <= most, value, f"0 to {most:g}"))
+    for name in ("total_parameters", "active_parameters"):
+        count = getattr(plan, name)
+        ranges.append((name, 0 <= count <= 2**53, count, f"0 (not known) to {2**53:,}"))
     with Problems() as problems:
         for name, good, value, allowed in ranges:
             if not good:

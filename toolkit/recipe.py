@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from toolkit.errors import Problem
-from toolkit.workload import MOST_SEQUENCES, MOST_TOKENS, WORDS
+from toolkit.workload import MOST_SEQUENCES, MOST_TOKENS, MOST_TOTAL_TOKENS, WORDS
 
 CHOICES: dict[str, tuple[str, ...]] = {
     **{name: WORDS[name] for name in ("precision", "method", "optimizer", "lora_targets")},
@@ -41,7 +41,7 @@ NOT_NEGATIVE = (
 )
 PREFERENCE = ("dpo_loss", "dpo_beta", "max_prompt_length")  # settings of objective dpo alone
 SHARES = ("warmup_fraction", "decay_fraction", "lora_dropout")
-MOST = {
+MOST: dict[str, float] = {  # far above any use: a slip of the hand, and what no later product or schedule could hold
     "sequence_length": MOST_TOKENS,
     "max_prompt_length": MOST_TOKENS,
     "global_batch_size": MOST_SEQUENCES,
@@ -50,6 +50,14 @@ MOST = {
     "lora_rank": 10**6,
     "lora_alpha": 10**6,
     "seed": 2**32 - 1,  # what numpy's generator takes
+    "total_tokens": MOST_TOTAL_TOKENS,
+    "epochs": 1e6,
+    "learning_rate": 1e6,
+    "weight_decay": 1e6,
+    "adam_epsilon": 1e6,
+    "gradient_clipping": 1e15,
+    "rope_theta": 1e15,
+    "dpo_beta": 1e6,
 }
 
 
@@ -124,13 +132,20 @@ def contract_problems(contract: Contract) -> Iterator[Problem]:
             yield Problem(f"{name} is {values[name]}", "it must not be negative")
     for name, most in MOST.items():
         if values[name] > most:
-            yield Problem(f"{name} is {values[name]}", f"it must be at most {most:,}")
+            yield Problem(f"{name} is {values[name]}", f"it must be at most {most:,.0f}")
     for name in SHARES:
         if not 0.0 <= values[name] <= 1.0:
             yield Problem(f"{name} is {values[name]}", "it is a share, from 0 to 1")
     for name in ("adam_beta1", "adam_beta2"):
         if not 0.0 <= values[name] < 1.0:
             yield Problem(f"{name} is {values[name]}", "it must be in [0, 1)")
+    step = max(1.0, 1.0 * contract.global_batch_size) * max(1, contract.sequence_length)
+    if MOST["total_steps"] < contract.total_tokens / step <= MOST["total_tokens"]:
+        yield Problem(
+            f"total_tokens {contract.total_tokens:g} are {contract.total_tokens / step:,.0f} steps of"
+            f" {contract.global_batch_size} sequences of {contract.sequence_length} tokens",
+            f"they must be at most {MOST['total_steps']:,.0f}",
+        )
     if contract.min_learning_rate > contract.learning_rate:
         yield Problem(
             f"min_learning_rate {contract.min_learning_rate} exceeds learning_rate {contract.learning_rate}",

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from recipes.finetune import rows
 from toolkit.errors import ToolkitError
+from toolkit.registry.files import expanded, is_there
 
 SAMPLE = Path(__file__).parent.parent / "data" / "sample.txt"
 PREFERENCES = SAMPLE.with_name("preferences.jsonl")  # pairs, for objective dpo (preferences.py)
@@ -41,22 +42,6 @@ def local_file(dataset: str) -> Path | None:
         return SHIPPED[dataset]
     path = expanded(dataset)
     return path if is_there(path) or rows.is_rows(path) or rows.ending(path) in rows.TEXT else None
-
-
-def expanded(name: str) -> Path:
-    """A path with its ``~``; as it stands where there is no such user."""
-    try:
-        return Path(name).expanduser()
-    except RuntimeError:
-        return Path(name)
-
-
-def is_there(path: Path) -> bool:
-    """Whether there is such a file or folder; not where its name is too long for one, or it may not be looked at."""
-    try:
-        return path.exists()
-    except OSError:
-        return False
 
 
 def read_documents(dataset: str) -> Iterator[Document]:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from recipes.byte_tokenizer import ByteTokenizer
-from recipes.finetune import adapters
+from recipes.finetune import adapters, fitting
 from recipes.finetune.checks import is_cpu
-from recipes.finetune.documents import expanded, is_there
 from toolkit.errors import ToolkitError
 from toolkit.plan import Plan
+from toolkit.registry.files import expanded, is_there
 from toolkit.transformers_shapes import llama_like_config
 
 INITIAL_STD = 0.02  # where a shape does not say: initializer_range of these architectures
@@ -30,9 +30,11 @@ def hub_or_path(plan: Plan) -> str:
 
 
 def has_weights(source: str) -> bool:
-    """Whether a local folder holds weights; a hub name is taken to."""
+    """Whether a local folder holds weights, or an index that says it should; a hub name is taken to."""
     folder = Path(source)
-    return not folder.is_dir() or any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
+    return not folder.is_dir() or any(
+        any(folder.glob(name)) for name in ("*.safetensors", "pytorch_model*.bin", "*.index.json")
+    )
 
 
 def load_tokenizer(plan: Plan) -> Any:
@@ -121,8 +123,17 @@ def load_base(plan: Plan, tokenizer: Any, half: bool, **quantization: Any) -> tu
     try:
         if source and has_weights(source) and contract.init == "model":
             config = _configuration(plan, source)
-            model = transformers.AutoModelForCausalLM.from_pretrained(source, config=config, **quantization, **keywords)
-            said = f"weights from {source}"
+            if is_there(folder := expanded(source)):
+                fitting.require_floats(folder)
+            model, info = transformers.AutoModelForCausalLM.from_pretrained(
+                source,
+                config=config,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # refused below, with their names
+                **quantization,
+                **keywords,
+            )
+            said = "; ".join((f"weights from {source}", *fitting.require_whole(source, model, info)))
         else:
             if source:
                 config = _configuration(plan, source)
@@ -135,9 +146,12 @@ def load_base(plan: Plan, tokenizer: Any, half: bool, **quantization: Any) -> tu
                 initialise(model, contract.seed, plan.model.initializer_range or INITIAL_STD)
             why = "init is random" if contract.init == "random" else "it gives a shape, no weights"
             said = f"random weights (seed {contract.seed}) for {source or plan.model.name!r}: {why}"
-    except (OSError, ValueError) as error:
+    except (ToolkitError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # a shape or a file that cannot be right fails anywhere in the libraries
         raise ToolkitError(
-            f"cannot make the model {contract.model!r}: {error}", remedy="check the name or path"
+            f"cannot make the model {contract.model!r}: {' '.join(str(error).split()) or type(error).__name__}",
+            remedy="check the name, the files of its folder (config.json, safetensors), or plan again with --model",
         ) from error
     _settle_padding(model, tokenizer)
     return model, said

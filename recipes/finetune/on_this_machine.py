@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.metadata
 
-from recipes.finetune import documents, preferences
+from recipes.finetune import documents, fitting, preferences
 from toolkit.errors import Problems, ToolkitError
 from toolkit.plan import Plan
+from toolkit.registry.files import expanded, is_there
 
 PACKAGES = {"lora": ("peft",), "qlora": ("peft", "bitsandbytes")}  # beside those of every run
 PAGED = ("adamw_paged", "adamw_8bit", "adamw_8bit_paged")  # optimizers of bitsandbytes
@@ -54,16 +55,18 @@ def _files(problems: Problems, plan: Plan) -> None:
         problems.absorb(error)
     for name in ("model", "tokenizer"):
         value = getattr(contract, name)
-        if value.startswith((".", "~", "/")) and not documents.is_there(documents.expanded(value)):
+        if value.startswith((".", "~", "/")) and not is_there(expanded(value)):
             problems.add(
                 f"{name} {value} does not exist on this machine", "give a folder with its files, or a hub name"
             )
-    model = documents.expanded(contract.model)
+    model = expanded(contract.model)
     if (
         contract.model
-        and documents.is_there(model)
+        and is_there(model)
         and model.is_dir()
         and "/" in contract.model
         and not (model / "config.json").is_file()
     ):
         problems.add(f"model {contract.model} is a folder without config.json", "give the folder of a saved model")
+    for problem in fitting.differences(plan, model):
+        problems.add(problem.message, problem.remedy)

@@ -17,7 +17,6 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 from megatron.core.datasets.utils import Split
 
 from recipes import ranks, schedule
-from recipes.finetune.documents import expanded
 from recipes.finetune.model import hub_or_path
 from recipes.pretrain.config import CoreConfig
 from recipes.pretrain.data import Data, Windows, require_known
@@ -25,6 +24,7 @@ from recipes.pretrain.tokens import HELD_OUT, beside, fingerprint, load_tokenize
 from toolkit.errors import ToolkitError
 from toolkit.plan import Plan
 from toolkit.recipe import Contract
+from toolkit.registry.files import expanded
 
 
 class _Made:

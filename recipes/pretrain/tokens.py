@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 from recipes.byte_tokenizer import SPECIAL_TOKENS, ByteTokenizer
-from recipes.finetune.documents import expanded, is_there
 from recipes.finetune.model import tokenizer_named
 from toolkit.errors import ToolkitError
+from toolkit.registry.files import expanded, is_there
 
 HELD_OUT = "-held-out"
 

@@ -32,6 +32,10 @@ def test_weights_are_looked_for(tmp_path: Path) -> None:
     (tmp_path / "model-00001-of-00002.safetensors").touch()
     assert models.has_weights(str(tmp_path))
     assert models.has_weights("org/name")
+    half = tmp_path / "half"  # a download that was interrupted must not become random weights
+    half.mkdir()
+    (half / "model.safetensors.index.json").touch()
+    assert models.has_weights(str(half))
 
 
 @pytest.mark.parametrize("spec", [GPT2, QWEN_30B_A3B, DEEPSEEK_V2_LITE], ids=lambda spec: spec.name)

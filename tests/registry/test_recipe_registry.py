@@ -43,6 +43,29 @@ def test_every_shipped_recipe_loads(path: Path) -> None:
     assert recipe in [found.recipe for found in all_recipes()]
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("tiny@", "no version ''"),
+        ("tiny@99", "no version '99'"),
+        ("tiny@*", "no version"),
+        ("~nobody-at-all/x.toml", "cannot read"),
+        ("/tmp/" + "a" * 300 + ".toml", "cannot read"),
+        ("a\0.toml", "cannot read"),
+    ],
+)
+def test_names_that_mean_no_recipe(name: str, said: str) -> None:
+    assert said in message(name)
+
+
+def test_more_steps_than_a_schedule_can_count_are_refused(tmp_path: Path) -> None:
+    text = TINY.replace("total_steps = 60", "total_tokens = 1e17").replace(
+        "sequence_length = 128", "sequence_length = 2"
+    )
+    assert "total_tokens 1e+17 are" in message(written(tmp_path, text))
+    assert "contract.epochs is 1e+300" in message(written(tmp_path, TINY + "epochs = 1e300\n"))
+
+
 def test_a_contract_never_changes_under_its_version() -> None:
     shipped = [found.recipe for found in all_recipes()]
     recorded = lock.read()

@@ -111,13 +111,12 @@ def contract_of(
 
 def _from_anywhere(name: str) -> str:
     """A path as the training program finds it from another directory; names stay as they are."""
-    from pathlib import Path
-
+    from toolkit.registry import files
     from toolkit.registry.models import find
 
-    path = Path(name).expanduser()
+    path = files.expanded(name)
     is_path = "/" in name or name.endswith(".json") or find(name) is None  # load_model prefers a registered name
-    return str(path.absolute()) if is_path and path.exists() else name
+    return str(path.absolute()) if is_path and files.is_there(path) else name
 
 
 def _said_of_schedule(options: dict[str, Any], method: str) -> list[str]:

@@ -57,7 +57,7 @@ def load_accelerator(name: str) -> Accelerator:
 def read_accelerator(name: str, folder: Path | None = None) -> tuple[AcceleratorFile, str, str]:
     """The file behind a name or path (relative to ``folder``), what to call it in messages, and a note."""
     if is_path(name):
-        path = (folder or Path()) / Path(name).expanduser()
+        path = (folder or Path()) / files.expanded(name)
         return decode(read_toml(path, "accelerator"), AcceleratorFile, str(path)), str(path), ""
     match = match_accelerator(name)
     entry = files.get(KIND, match.name)

@@ -65,7 +65,7 @@ def load_cluster(name_or_path: str, gpus: str | int | None = None, gpus_per_node
 def read_cluster(name: str) -> tuple[ClusterFile, str, tuple[str, ...]]:
     """The file behind a name or path, what to call it in messages, and a note if the name is ambiguous."""
     if is_path(name):
-        path = Path(name).expanduser()
+        path = files.expanded(name)
         file, where = decode(read_toml(path, "cluster"), ClusterFile, str(path)), str(path)
         check_cluster(file, where)
         return file, where, ()
