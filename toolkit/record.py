@@ -19,6 +19,9 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     restart_count: int = 0
     device: str = ""
     process_started_unix: float = 0.0  # seconds since 1970: before anything was imported; 0: not known
+    skipped_batches: tuple[int, ...] = ()  # left out up to now, counted from 0
+    last_save_stall_seconds: float = 0.0  # for which saves have held it up after its last step
+    ended_unix: float = 0.0  # when no more steps were to follow; 0: it runs, or was killed
 
 
 class StepSeconds(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -65,3 +68,19 @@ class EvaluationRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     ended_unix: float = 0.0
     reward_margin: float | None = None
     reward_accuracy: float | None = None
+
+
+class EventRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Something that happened to a run: numbers that went wrong, a setback, a rank that falls behind."""
+
+    kind: str  # nan | spike | setback | straggler
+    step: int
+    text: str
+    action: str = ""  # warn | stop | skip
+    quantity: str = ""  # loss | gradient_norm; of a straggler the section
+    value: float | None = None  # None: not finite
+    limit: float | None = None
+    rank: int | None = None
+    host: str = ""
+    restart: int = 0
+    at_unix: float = 0.0

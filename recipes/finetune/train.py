@@ -234,14 +234,15 @@ def _train(
         trainer.train_dataset = read.datasets(samples, back.batches)[0]
         guard.train_from(trainer, start.path)
     record.saver.close()
+    last_stall = record.saver.take_stall_seconds()
     step = trainer.state.global_step
     if step < last:
-        telemetry.close()
+        telemetry.close(last_stall)
         say(f"stopped after step {step} of {total} ({stop.reason}); the same command goes on from there", flush=True)
         return stopped_exit_code()
     if record.evaluated != step:
         trainer.evaluate()
-    telemetry.close()
+    telemetry.close(last_stall)
     if stop.stopped:
         say(f"stopped in the last evaluation ({stop.reason}); the same command goes on from there", flush=True)
         return stopped_exit_code()

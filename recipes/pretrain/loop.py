@@ -155,7 +155,7 @@ def train(
         if step == done + 1 and (sentence := continuity.jump(before, written, plan.model.vocab_size)):
             say(f"warning: {sentence}", flush=True)
         say(f"step {step}/{total}  loss {loss:.4f}  learning rate {rate:.3g}  {written.seconds:.2f} s", flush=True)
-        if back.look(step, loss, gradient_norm, model.loss_scale_can_fall(built.optimizer)):
+        if back.look(step, loss, gradient_norm, lambda: model.loss_scale_can_fall(built.optimizer)):
             options.watchdog.enter("going back", step)
             saves.close()
             back.go_back()
@@ -177,7 +177,7 @@ def train(
             break
     options.watchdog.enter(IDLE)
     saves.close()
-    telemetry.close()
+    telemetry.close(saves.saver.take_stall_seconds())
     if stopped and step < last:
         say(f"stopped after step {step} of {total} ({stop.reason}); the same command goes on from there", flush=True)
         return stopped_exit_code()

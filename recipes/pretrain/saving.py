@@ -56,8 +56,9 @@ class Saves:
 
     def close(self) -> None:
         """Until all is saved."""
-        self._finish_writing()
-        self.saver.close()
+        with self.saver.stalling():
+            self._finish_writing()
+            self.saver.close()
 
     def _finish_writing(self) -> None:
         if self._queue is not None:

@@ -5,16 +5,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import finetune_runs
 from toolkit.errors import ToolkitError
 from toolkit.record import EvaluationRecord, StepRecord, StepSeconds
 from toolkit.runtime import goodput
-from toolkit.runtime.telemetry import Telemetry, run_record
+from toolkit.runtime.telemetry import Telemetry, read_run, read_steps, run_record
 
 
 def line(step: int, seconds: float, ended: float, restart: int = 0, stall: float = 0.0) -> StepRecord:
@@ -36,7 +38,7 @@ def test_an_example_by_hand() -> None:
     steps = [line(1, 10, 1040), line(2, 10, 1050), line(3, 10, 1065, stall=5)]
     steps += [line(3, 10, 1155, 1), line(4, 10, 1165, 1)]
     evaluations = [EvaluationRecord(step=4, held_out_loss=1.0, tokens=1, seconds=8, restart=1, ended_unix=1173)]
-    found = goodput.account([1000.0, 1125.0], steps, evaluations, 1175.0)
+    found = goodput.account([goodput.Start(1000.0), goodput.Start(1125.0)], steps, evaluations, 1175.0)
     assert found.total_seconds == 175
     assert (found.productive_seconds, found.repeated_seconds) == (40, 10)
     assert (found.start_up_seconds, found.save_seconds, found.evaluation_seconds) == (50, 5, 8)
@@ -51,9 +53,9 @@ def test_parts_are_those_of_the_steps_that_count() -> None:
     for number, data in ((1, 5.0), (2, 1.0), (3, 2.0)):
         parts = StepSeconds(data=data, forward_backward=4, optimizer=0.5, other=0.5)
         steps[number] = msgspec.structs.replace(steps[number], seconds_by_part=parts)
-    found = goodput.account([1000.0, 1040.0], steps, [])
+    found = goodput.account([goodput.Start(1000.0), goodput.Start(1040.0)], steps, [])
     assert found.productive_by_part == {"data": 3, "forward_backward": 8, "optimizer": 1, "other": 1}
-    assert goodput.account([1000.0], steps[:1], []).productive_by_part == {}
+    assert goodput.account([goodput.Start(1000.0)], steps[:1], []).productive_by_part == {}
 
 
 some = st.integers(0, 64).map(lambda n: n / 4)  # sums of quarters are exact
@@ -83,7 +85,7 @@ def test_every_second_of_a_timeline_is_in_one_part(starts: list) -> None:
             lines.append(line(step, seconds, now, restart, stall))
     if now == 1000.0:
         return
-    found = goodput.account(began, lines, [])
+    found = goodput.account([goodput.Start(each) for each in began], lines, [])
     last = {each.step: each.seconds for each in lines}
     assert found.productive_seconds == sum(last.values())
     assert found.productive_seconds + found.repeated_seconds == sum(each.seconds for each in lines)
@@ -93,34 +95,80 @@ def test_every_second_of_a_timeline_is_in_one_part(starts: list) -> None:
     assert 0.0 <= found.goodput <= 1.0
 
 
-PROGRAM = """
-import os, sys, time
-from toolkit.record import StepRecord
-from toolkit.runtime.telemetry import Telemetry, run_record
-telemetry = Telemetry(sys.argv[1], run_record("x", b"", 1, "cpu"))
-for step in range(int(sys.argv[2]), int(sys.argv[3]) + 1):
-    since = time.perf_counter(); time.sleep(0.05)
-    telemetry.step(StepRecord(step=step, seconds=time.perf_counter() - since, tokens=1, loss=1.0, learning_rate=0.1))
-os.kill(os.getpid(), 9)
-"""
-
-
-def test_processes_that_were_really_killed(tmp_path: Path) -> None:
-    since = time.time()
-    assert subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path), "1", "4"]).returncode == -9
-    time.sleep(0.3)
-    assert subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path), "3", "5"]).returncode == -9
-    wall = time.time() - since
+def report(folder: Path) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-m", "toolkit", "goodput", str(tmp_path), "--json"], capture_output=True, text=True
+        [sys.executable, "-m", "toolkit", "goodput", str(folder), "--json"], capture_output=True, text=True
     )
-    found = json.loads(done.stdout)
-    assert (found["starts"], found["steps"], found["repeated_steps"]) == (2, 5, 2)
-    assert found["productive_seconds"] == pytest.approx(5 * 0.05, abs=0.1)
-    assert 0.3 <= found["idle_seconds"] < wall
-    assert found["total_seconds"] == pytest.approx(wall, abs=0.2)
-    assert found["start_up_seconds"] > 0.02
-    assert sum(found[part] for part in goodput.PARTS) == pytest.approx(found["total_seconds"])
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+def test_a_training_run_that_was_really_killed_and_started_again(tmp_path: Path) -> None:
+    """Killed a few steps after its newest checkpoint; it ends at --max-steps, with a save after its last step."""
+    made = finetune_runs.tiny_plan("ddp", ranks=1, sequence_length=32, micro_batch=16)
+    folder = tmp_path / "run"
+    command = finetune_runs.command(finetune_runs.write(made, tmp_path), 1, "--save-steps", "4")
+    log = (tmp_path / "log").open("w")
+    quiet = {"env": finetune_runs.environment(), "stdout": log, "stderr": log}
+    first = time.time(), subprocess.Popen([*command, "--max-steps", "1000"], **quiet), time.time()
+    deadline = time.monotonic() + 300
+    while not (found := newest_checkpoint(folder)) or lines_of(folder)[-1:] < [found + 2]:
+        assert first[1].poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()
+        time.sleep(0.02)
+    first[1].kill()
+    first[1].wait()
+    saved, made_before = newest_checkpoint(folder), read_steps(folder)  # which leaves out a torn last line
+    time.sleep(0.5)
+    second = time.time(), subprocess.Popen([*command, "--max-steps", str(saved + 3)], **quiet), time.time()
+    assert second[1].wait(timeout=300) == 0, (tmp_path / "log").read_text()
+    ended = time.time()
+
+    seen = report(folder)
+    lost = [each for each in made_before if saved < each.step <= saved + 3]  # the others nobody has made again
+    assert lost and (seen["starts"], seen["repeated_steps"]) == (2, len(lost))
+    assert seen["repeated_seconds"] == pytest.approx(sum(each.seconds for each in lost))
+    assert seen["steps"] == max(saved + 3, made_before[-1].step)
+    now = read_steps(folder)
+    assert seen["productive_seconds"] == pytest.approx(sum(each.seconds for each in now))
+    tick = 0.05  # start times are counted in ticks of 10 ms
+    assert second[0] - tick <= made_before[-1].ended_unix + seen["idle_seconds"] <= second[2] + tick
+    assert seen["idle_seconds"] >= 0.5
+    assert seen["total_seconds"] <= ended - first[0] + tick
+    assert seen["total_seconds"] >= now[-1].ended_unix - first[2] - tick
+    last = read_run(folder)
+    assert last.last_save_stall_seconds > 0 and now[-1].ended_unix < last.ended_unix <= ended
+    every = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+    stalls = sum(each.get("save_stall_seconds", 0.0) for each in every)
+    assert seen["save_seconds"] == pytest.approx(stalls + last.last_save_stall_seconds)
+    assert sum(seen[part] for part in goodput.PARTS) == pytest.approx(seen["total_seconds"])
+    assert all(seen[part] >= 0 for part in goodput.PARTS)
+    assert "the run in" in told(tmp_path) and "2 starts" in told(tmp_path)
+
+
+def told(folder: Path) -> str:
+    """What is shown for the folder of the plan."""
+    done = subprocess.run([sys.executable, "-m", "toolkit", "goodput", str(folder)], capture_output=True, text=True)
+    return done.stderr + done.stdout
+
+
+def newest_checkpoint(folder: Path) -> int:
+    """The step of the newest whole one; 0 while there is none."""
+    text = (folder / "latest").read_text() if (folder / "latest").exists() else ""
+    return int(text.strip().rpartition("-")[2] or 0)
+
+
+def lines_of(folder: Path) -> list[int]:
+    """Steps of all whole lines."""
+    return [each.step for each in read_steps(folder)] if (folder / "steps.jsonl").exists() else []
+
+
+def test_a_save_after_the_last_step_counts_and_so_does_a_start_without_a_step() -> None:
+    steps = [line(1, 10, 1040), line(2, 10, 1050)]
+    starts = [goodput.Start(1000.0, 1057.0, 6.0), goodput.Start(1100.0, 1130.0)]
+    found = goodput.account(starts, steps, [])
+    assert (found.save_seconds, found.start_up_seconds, found.idle_seconds) == (6, 60, 43)
+    assert (found.productive_seconds, found.other_seconds, found.total_seconds) == (20, 1, 130)
 
 
 def test_what_cannot_tell_says_so(tmp_path: Path) -> None:

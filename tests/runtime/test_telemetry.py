@@ -34,8 +34,10 @@ def test_what_is_written_is_read(tmp_path: Path, run: RunRecord) -> None:
     telemetry.step(record(1, 2.5))
     telemetry.step(record(2, 2.0))
     assert [step.loss for step in read_steps(tmp_path)] == [2.5, 2.0]  # also before it is closed
-    telemetry.close()
     assert read_run(tmp_path) == run
+    telemetry.close(0.25)
+    told = read_run(tmp_path)
+    assert (told.last_save_stall_seconds, told.ended_unix > told.process_started_unix) == (0.25, True)
     assert run.plan_sha256 == "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"  # sha256 of "{}"
     assert run.versions["python"] == ".".join(map(str, sys.version_info[:3]))
 

@@ -2,14 +2,15 @@
 
     goodput = sum of seconds of the steps that count / (t_end - t_start)
 
-``t_start`` is when the first process of the run began, ``t_end`` the last sign of life (a step, an evaluation, or the
-marker FINISHED). Of a step that was made several times the last one counts. Everything else is lost, by cause, and
+``t_start`` is when the first process of the run began, ``t_end`` the last sign of life (a step, an evaluation, the end
+that ``run.json`` tells, or the marker FINISHED). Of a step that was made several times the last one counts. Everything
+else is lost, by cause, and
 
     productive + repeated + start_up + save + evaluation + idle + other = t_end - t_start
 
     repeated    steps that a later start made again, since they were not in a checkpoint
     start_up    from the beginning of a process to its first step: imports, data, model, reading the checkpoint
-    save        for which saves have held up training
+    save        for which saves have held up training, and the end of a start
     evaluation  held-out losses
     idle        from the last sign of life of a start to the next start: queue, detection of the fault, and the part of
                 a step or save that a killed start had done
@@ -70,10 +71,18 @@ def by_part(steps: Iterable[StepRecord]) -> dict[str, float]:
     return {part: sum(getattr(each, part) for each in told) for part in STEP_PARTS} if told else {}
 
 
+class Start(msgspec.Struct, frozen=True):
+    """One process of rank 0, by its ``run.json``."""
+
+    began: float
+    ended: float = 0.0  # 0: not known
+    last_save_stall: float = 0.0  # after its last step
+
+
 def account(
-    starts: list[float], steps: list[StepRecord], evaluations: list[EvaluationRecord], end: float = 0.0
+    starts: list[Start], steps: list[StepRecord], evaluations: list[EvaluationRecord], end: float = 0.0
 ) -> Goodput:
-    """Goodput of a run: when each start began, its lines in the order of the file, and when it ended.
+    """Goodput of a run: when each start began and ended, and its lines in the order of the file.
 
     ``end`` is that of the run where something later than its last line tells it. Raises ValueError where no time
     passed.
@@ -81,10 +90,10 @@ def account(
     kept = {record.step: number for number, record in enumerate(steps)}
     productive = sum(steps[number].seconds for number in kept.values())
     repeated = sum(record.seconds for number, record in enumerate(steps) if kept[record.step] != number)
-    saves = sum(record.save_stall_seconds for record in steps)
+    saves = sum(record.save_stall_seconds for record in steps) + sum(each.last_save_stall for each in starts)
     evaluating = sum(record.seconds for record in evaluations)
-    start_up, idle, last = 0.0, 0.0, starts[0]
-    for restart, began in enumerate(starts):
+    start_up, idle, last = 0.0, 0.0, starts[0].began
+    for restart, (began, ended) in enumerate((each.began, each.ended) for each in starts):
         idle += began - last
         own = [record for record in steps if record.restart == restart]
         signs = [record.ended_unix for record in own]
@@ -92,8 +101,10 @@ def account(
         if own:
             before = [e.seconds for e in evaluations if e.restart == restart and e.ended_unix < own[0].ended_unix]
             start_up += own[0].ended_unix - own[0].seconds - own[0].save_stall_seconds - sum(before) - began
-        last = max([began, *signs])
-    total = max(last, end) - starts[0]
+        last = max([began, ended, *signs])
+        if not own:
+            start_up += last - began
+    total = max(last, end) - starts[0].began
     if total <= 0.0:
         raise ValueError("no time has passed")
     return Goodput(
@@ -134,7 +145,8 @@ def of_run(directory: str | Path) -> Goodput:
         raise ToolkitError(
             f"the telemetry of {folder} has no times of day", remedy="it is of an older version, which wrote none"
         )
-    return account([record.process_started_unix for record in records], steps, evaluations, end)
+    starts = [Start(r.process_started_unix, r.ended_unix, r.last_save_stall_seconds) for r in records]
+    return account(starts, steps, evaluations, end)
 
 
 def _lines(path: Path, kind: type[Record]) -> list[Record]:

@@ -80,10 +80,11 @@ class Saver:
 
     def close(self) -> None:
         """The run ends here: until all is saved; a copy that durable storage refused is tried once more."""
-        self.wait()
-        if self._behind is not None:
-            storage.upload(self._behind, self.durable, self.group)
-            self._behind = None
+        with self.stalling():
+            self.wait()
+            if self._behind is not None:
+                storage.upload(self._behind, self.durable, self.group)
+                self._behind = None
 
     def take_stall_seconds(self) -> float:
         """For how long training stood still for saves since this was last called."""

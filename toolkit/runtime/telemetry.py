@@ -130,11 +130,15 @@ class Telemetry:
             file.flush()
             os.fsync(file.fileno())
 
-    def close(self) -> None:
-        """No more steps will follow."""
+    def close(self, last_save_stall_seconds: float = 0.0) -> None:
+        """No more steps will follow; ``run.json`` tells when, and for how long the last save has held the end up."""
         if self._file is not None:
             self._file.close()
             self._file = None
+            self._record = msgspec.structs.replace(
+                self._record, last_save_stall_seconds=last_save_stall_seconds, ended_unix=time.time()
+            )
+            self._write_run()
 
 
 def _open_at_line_end(path: Path) -> IO[bytes]:
