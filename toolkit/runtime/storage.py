@@ -144,12 +144,17 @@ def discard(target: str) -> None:
     with _opened(target) as (system, root):
         if system.exists(f"{root}/{MANIFEST}"):
             system.rm_file(f"{root}/{MANIFEST}")
-        system.rm(root, recursive=True)
+        if system.exists(root):  # a folder of an object store is gone with its last object
+            system.rm(root, recursive=True)
 
 
 @contextmanager
 def _opened(url: str) -> Iterator[tuple[Any, str]]:
-    """The file system of a URL and the path in it; what goes wrong there is a ToolkitError or an OSError."""
+    """The file system of a URL and the path in it; whatever goes wrong there is a ToolkitError.
+
+    Each storage has exceptions of its own, of which few are OSErrors (botocore's for a server that is not there, or
+    for missing credentials, are not). What another process did since is seen: listings that were kept are dropped.
+    """
     try:
         import fsspec
     except ImportError as error:
@@ -157,9 +162,19 @@ def _opened(url: str) -> Iterator[tuple[Any, str]]:
             f"{url} needs fsspec, not installed", remedy="pip install fsspec (torch brings it)"
         ) from error
     try:
-        yield fsspec.core.url_to_fs(url)
+        system, root = fsspec.core.url_to_fs(url)
+        system.invalidate_cache()
+        yield system, root
+    except ToolkitError:
+        raise
     except (ImportError, ValueError) as error:  # a protocol whose package is missing, or no protocol
         raise ToolkitError(f"cannot use {url}: {error}", remedy="install what the message names") from error
+    except Exception as error:
+        name = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
+        raise ToolkitError(
+            f"{url}: {name}{error}",
+            remedy="look whether the storage can be reached, whether the credentials are right, and whether it is full",
+        ) from error
 
 
 def _pump(source: Any, sink: Any) -> str:
@@ -177,8 +192,8 @@ def _on_all(action: Callable[[], None], group: Group, what: str) -> None:
     error = ""
     try:
         action()
-    except (OSError, ToolkitError) as problem:
-        error = f"rank {group.rank}: {problem}"
+    except ToolkitError as problem:
+        error = f"rank {group.rank}: {problem.problems[0].message}"
     sums.raise_any(Path(what), [text for text in group.share(error) if text])
 
 
