@@ -2,13 +2,17 @@
 
 Each rank writes ``rank-R.jsonl``. Its first line says where the rank stands (``place``: its tp, pp, cp, dp and ep
 ranks), which random numbers it would draw outside and inside of tensor-parallel regions, which modules normalise
-over the batch, and which parameters are one tensor (``tied``). A line per step follows, step 0 being the start:
+over the batch, which parameters are one tensor (``tied``), and the model's ``settings``. A line per step follows, step
+0 being the start:
 
 | key | |
 |---|---|
 | ``samples`` | digests of every sequence that this rank read for the step, in its order: tokens.labels.positions |
 | ``micro`` | sum of the token losses and number of tokens of each micro-batch, where this rank computed them |
 | ``weights``, ``gradients`` | a digest of each whole tensor, under its name in the whole model |
+| ``buffers`` | a digest of each buffer that a checkpoint would have |
+| ``frozen``, ``moved`` | type and digest of each weight that is not trained, at the start; which have changed since |
+| ``evaluating`` | whether the model computed a loss of the step in its evaluation mode |
 
 The tensors themselves, in fp32, are in ``step-K.rank-R.npz`` (``w:NAME`` after step K; ``g:NAME``, reduced over all
 ranks and not yet clipped), once for each copy that a model really has: other ranks write digests only. A trace
@@ -36,11 +40,13 @@ class Trace:
         self.folder, self.rank = folder, rank
         self._path = folder / f"rank-{rank}.jsonl"
         self._path.write_text(json.dumps(facts | {"rank": rank}) + "\n")
+        self._frozen: dict[str, str] = {}
         self._clear()
 
     def _clear(self) -> None:
         self.samples: list[str] = []
         self.micro: list[tuple[float, int]] = []
+        self.evaluating = False
         self._gradients: dict[str, str] = {}
         self._arrays: dict[str, np.ndarray] = {}
 
@@ -53,14 +59,26 @@ class Trace:
         """The reduced gradients of the step that runs."""
         self._gradients = dict(self._kept("g", tensors))
 
-    def step(self, number: int, weights: Iterable[Named]) -> None:
+    def step(
+        self,
+        number: int,
+        weights: Iterable[Named],
+        buffers: Iterable[tuple[str, Any]] = (),
+        frozen: Iterable[tuple[str, Any]] = (),
+    ) -> None:
         """The step is over; ``number`` 0 is the start of training."""
+        held = {name: f"{str(tensor.dtype).removeprefix('torch.')} {_digest(tensor)}" for name, tensor in frozen}
+        self._frozen = self._frozen or held
         line = {
             "step": number,
             "samples": self.samples,
             "micro": self.micro,
             "gradients": self._gradients,
             "weights": dict(self._kept("w", weights)),
+            "buffers": {name: _digest(tensor) for name, tensor in buffers},
+            "frozen": held if held is self._frozen else {},
+            "moved": [name for name, value in held.items() if value != self._frozen.get(name)],
+            "evaluating": self.evaluating,
         }
         if self._arrays:
             np.savez(self.folder / f"step-{number}.rank-{self.rank}.npz", **self._arrays)  # type: ignore[arg-type]
@@ -70,15 +88,45 @@ class Trace:
 
     def _kept(self, kind: str, tensors: Iterable[Named]) -> Iterator[tuple[str, str]]:
         for name, tensor, writes in tensors:
-            values = tensor.detach().float().cpu().contiguous().numpy()
+            values = _values(tensor)
             if writes:
                 self._arrays[f"{kind}:{name}"] = values.copy()
             yield name, digest(values)
 
 
+def _values(tensor: Any) -> np.ndarray:
+    values: np.ndarray = tensor.detach().float().cpu().contiguous().numpy()
+    return values
+
+
+def _digest(tensor: Any) -> str:
+    return digest(_values(tensor))
+
+
 def digest(values: np.ndarray) -> str:
     """Sixteen hexadecimal digits that tell these values from others; 0.0 and -0.0 are one value."""
     return hashlib.sha256((values + 0).tobytes()).hexdigest()[:16]
+
+
+def buffers(model: Any, saved: bool = True) -> Iterator[tuple[str, Any]]:
+    """Buffers of floats: those that a checkpoint has (running statistics), or those that are made of settings."""
+    for place, module in model.named_modules():
+        for name, tensor in module.named_buffers(recurse=False):
+            if tensor.is_floating_point() and (name not in module._non_persistent_buffers_set) == saved:
+                yield f"{place}.{name}".removeprefix("."), tensor
+
+
+def settings(values: Any, model: Any) -> dict[str, Any]:
+    """A configuration's plain values, flat, and digests of the buffers that follow from it (rotary frequencies)."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            found |= {f"{key}.{name}": each for name, each in settings(value, None).items()}
+        elif value is None or isinstance(value, (bool, int, float, str)):
+            found[key] = value
+    if model is not None:
+        found |= {f"buffer {name}": _digest(tensor) for name, tensor in buffers(model, saved=False)}
+    return found
 
 
 def batch_norms(model: Any) -> list[str]:

@@ -38,9 +38,10 @@ class _Write(TrainerCallback):
             "batch_norms": trace.batch_norms(model),
             "dropouts": trace.dropouts(model),
             "tied": [sorted(names) for names in _shared(model)],
+            "settings": trace.settings(model.config.to_dict(), model),
         }
         self.trace = Trace(self.folder, args.process_index, facts)
-        self.trace.step(state.global_step, self._weights())
+        self._ended(state.global_step)
         trace.without_dropout(model)
         _record_batches(trainer, self.trace)
         if getattr(trainer, "deepspeed", None) is not None:
@@ -51,7 +52,12 @@ class _Write(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The weights have moved."""
-        self.trace.step(state.global_step, self._weights())
+        self._ended(state.global_step)
+
+    def _ended(self, step: int) -> None:
+        model = self.trainer.model
+        buffers = [(_plain(name), tensor) for name, tensor in trace.buffers(model)]
+        self.trace.step(step, self._weights(), buffers, self._frozen())
 
     def _before(self, owner: Any, name: str) -> None:
         """Note the gradients before a method of this object runs, the first time in a step."""
@@ -90,9 +96,20 @@ class _Write(TrainerCallback):
         first = self.trainer.args.process_index == 0
         for name, parameter in self.trainer.model.named_parameters():
             if parameter.requires_grad:
-                for wrapper in WRAPPERS:
-                    name = name.replace(wrapper, "")
-                yield name, parameter, first
+                yield _plain(name), parameter, first
+
+    def _frozen(self) -> Iterator[tuple[str, Any]]:
+        for name, parameter in self.trainer.model.named_parameters():
+            if not parameter.requires_grad:
+                with _gathered(parameter):
+                    yield _plain(name), _whole(parameter)
+
+
+def _plain(name: str) -> str:
+    """The name in the whole model, whatever wraps it."""
+    for wrapper in WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
 
 
 def _record_batches(trainer: Any, written: Trace) -> None:
@@ -111,10 +128,11 @@ def _record_batches(trainer: Any, written: Trace) -> None:
             written.micro.append((float(loss) * trainer.current_gradient_accumulation_steps * count, count))
         return loss
 
-    def losses(_module: Any, _positional: Any, keywords: dict[str, Any], output: Any) -> None:
+    def losses(module: Any, _positional: Any, keywords: dict[str, Any], output: Any) -> None:
         labels, logits = keywords.get("labels"), getattr(output, "logits", None)
         if labels is None or logits is None or not torch.is_grad_enabled() or logits.shape[:-1] != labels.shape:
             return
+        written.evaluating |= not module.training
         flat, targets = logits[:, :-1].detach().float().flatten(0, 1), labels[:, 1:].flatten()
         total = torch.nn.functional.cross_entropy(flat.double(), targets, ignore_index=IGNORED, reduction="sum")
         written.micro.append((float(total), int((targets != IGNORED).sum())))

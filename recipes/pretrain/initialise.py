@@ -92,7 +92,7 @@ def is_expert(name: str) -> bool:
 
 def is_pair(name: str, config: Any) -> bool:
     """Whether a parameter is gate and up in one tensor: each of the two is split on its own."""
-    return "linear_fc1.weight" in name and config.gated_linear_unit
+    return "linear_fc1." in name and config.gated_linear_unit
 
 
 def partition(parameter: Any) -> tuple[bool, int]:

@@ -20,6 +20,16 @@ from recipes.pretrain.data import Data
 from recipes.pretrain.model import Built
 from recipes.trace import Named, Trace
 
+# of the library's configuration: what changes the arithmetic, and not the layout
+SETTINGS = (
+    *("activation_func", "gated_linear_unit", "normalization", "layernorm_epsilon", "add_bias_linear", "add_qkv_bias"),
+    *("softmax_scale", "window_size", "attention_softmax_in_fp32", "apply_residual_connection_post_layernorm"),
+    *("params_dtype", "hidden_dropout", "attention_dropout", "calculate_per_token_loss", "init_method_std"),
+    *("moe_router_topk", "moe_router_dtype", "moe_router_score_function", "moe_router_load_balancing_type"),
+    *("moe_aux_loss_coeff", "moe_z_loss_coeff", "moe_expert_capacity_factor", "moe_token_drop_policy"),
+    *("moe_router_pre_softmax", "moe_router_topk_scaling_factor", "moe_router_enable_expert_bias"),
+)
+
 
 def attach(built: Built, text: Data, vocab_size: int, folder: Path, start: int = 0) -> Data:
     """Write a trace of the steps that this optimizer will take; returns the data that tell what is read of them."""
@@ -37,16 +47,18 @@ def attach(built: Built, text: Data, vocab_size: int, folder: Path, start: int =
         "batch_norms": [name for chunk in chunks for name in trace.batch_norms(chunk)],
         "dropouts": [name for chunk in chunks for name in trace.dropouts(chunk)],
         "tied": [["embedding.word_embeddings.weight", "output_layer.weight"]] if tied else [],
+        "settings": _settings(chunks[0]),
     }
     written = Trace(folder, torch.distributed.get_rank(), facts)
-    written.step(start, _weights(built, vocab_size))
+    written.step(start, _weights(built, vocab_size), _buffers(chunks))
     update, counter = built.optimizer.step, itertools.count(start + 1)
 
     def step(*positional: Any, **keywords: Any) -> Any:
         written.gradients(_gradients(built, vocab_size))
         result = update(*positional, **keywords)
         checkpoints.whole_parameters(built)
-        written.step(next(counter), _weights(built, vocab_size))
+        written.evaluating = not chunks[0].training
+        written.step(next(counter), _weights(built, vocab_size), _buffers(chunks))
         return result
 
     built.optimizer.step = step
@@ -80,6 +92,21 @@ class _Read:
         if str(index) not in known:
             self._written.samples.append(f"{index} {trace.digest(np.asarray(tokens, np.int64))}")
         return tokens
+
+
+def _settings(chunk: Any) -> dict[str, Any]:
+    values = {name: getattr(chunk.config, name, None) for name in SETTINGS}
+    plain = {name: getattr(value, "__name__", None) or str(value) for name, value in values.items()}
+    rotary = getattr(chunk, "rotary_pos_emb", None)  # its frequencies are no buffer
+    if rotary is not None and getattr(rotary, "inv_freq", None) is not None:
+        plain["rotary frequencies"] = trace.digest(rotary.inv_freq.detach().float().cpu().numpy())
+    return plain
+
+
+def _buffers(chunks: list[Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    for chunk in chunks:
+        for name, tensor in trace.buffers(chunk):
+            yield initialise.global_name(name, chunk, chunk.config), tensor
 
 
 def _draws_inside() -> list[float]:

@@ -17,7 +17,7 @@ import pytest
 from recipes import schedule
 from recipes.finetune.data import Sequences
 from recipes.finetune.packing import Blocks
-from tests.verify.parity.test_faults import FAULTS
+from tests.verify.parity.fault_table import FAULTS
 from toolkit.cli.parity import plans_of
 from toolkit.recipe import Contract
 from toolkit.verify.parity.compare import mean_of_means, token_weighted

@@ -13,13 +13,16 @@ from toolkit.plan import Plan
 from toolkit.verify.parity.causes_gradients import (
     balance_of_experts,
     common_factor,
+    cut_early,
+    left_over,
     lost_reduction,
     one_kind,
     other_backward,
+    part_of_the_batch,
     short_gradients,
 )
 from toolkit.verify.parity.causes_loss import normalisation, other_forward
-from toolkit.verify.parity.causes_start import lost_tie, other_start
+from toolkit.verify.parity.causes_start import missing, other_start
 from toolkit.verify.parity.causes_update import norm_alone, update_alone
 from toolkit.verify.parity.checks import Check
 from toolkit.verify.parity.compare import Comparison
@@ -31,9 +34,12 @@ RULES: tuple[Callable[[Evidence], str], ...] = (
     normalisation,
     short_gradients,
     common_factor,
+    left_over,
+    cut_early,
     balance_of_experts,
     one_kind,
     lost_reduction,
+    part_of_the_batch,
     norm_alone,
     update_alone,
     other_backward,
@@ -45,10 +51,7 @@ def find(comparison: Comparison, checks: list[Check], plan: Plan, one: Run, othe
     broken = [check for check in checks if not check.holds]
     failing = comparison.failing()
     if comparison.only_in_one:
-        torn = lost_tie(comparison.only_in_one, one, other)
-        if torn:
-            return torn
-        return f"only one of the runs has {', '.join(comparison.only_in_one[:3])}: they are different models"
+        return missing(comparison.only_in_one, one, other)
     for name in ("batch_norm", "steps"):
         for check in broken:
             if check.name == name:

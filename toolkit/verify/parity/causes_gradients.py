@@ -6,7 +6,16 @@ import re
 
 import numpy as np
 
-from toolkit.verify.parity.evidence import SAME, Evidence, is_embedding, is_norm, listed
+from toolkit.verify.parity.evidence import (
+    SAME,
+    Evidence,
+    is_bias,
+    is_embedding,
+    is_expert,
+    is_norm,
+    is_router,
+    listed,
+)
 from toolkit.verify.parity.replay import is_short
 
 
@@ -60,11 +69,83 @@ def common_factor(seen: Evidence) -> str:
     return f"all gradients are {factor:.4g} times what they should be: the loss is scaled by that, or divided by less"
 
 
-def balance_of_experts(seen: Evidence) -> str:
-    """The routers' gradients lead, and the loss of the tokens is right."""
-    rows = seen.of("gradients")
-    if not rows or seen.fails("loss") or ".router." not in max(rows, key=lambda row: row.ratio).name:
+def left_over(seen: Evidence) -> str:
+    """What is too much are the gradients of the step before."""
+    before = seen.step - 1
+    if not seen.fails("gradients") or before <= max(seen.one.first, seen.other.first):
         return ""
+    mine, theirs = seen.one.arrays("g", seen.step), seen.other.arrays("g", seen.step)
+    earlier, shares = seen.other.arrays("g", before), []
+    for row in seen.of("gradients"):
+        more = theirs[row.name].astype(np.float64) - mine[row.name]
+        old = earlier[row.name].astype(np.float64)
+        share = float(np.sum(more * old)) / max(float(np.sum(old * old)), 1.0e-300)
+        if float(np.linalg.norm(more - share * old)) > SAME * float(np.linalg.norm(more)):
+            return ""
+        shares.append(share)
+    if min(shares) <= 0.0 or max(shares) - min(shares) > SAME * max(shares):
+        return ""
+    clipped = "" if abs(shares[0] - 1.0) <= SAME else f", {shares[0]:.3g} of them as clipping left them"
+    return (
+        f"the gradients hold those of the step before{clipped}: they are not zeroed after the update, or one that"
+        " skips an update keeps them"
+    )
+
+
+def cut_early(seen: Evidence) -> str:
+    """The whole gradient has just the length that clipping leaves, and no common factor."""
+    limit = seen.plan.contract.gradient_clipping
+    if not limit or not seen.fails("gradients"):
+        return ""
+    mine, theirs = (
+        float(np.sqrt(sum(np.sum(each.astype(np.float64) ** 2) for each in run.arrays("g", seen.step).values())))
+        for run in (seen.one, seen.other)
+    )
+    if mine <= (1.0 + SAME) * limit or abs(theirs - limit) > 0.001 * limit:
+        return ""
+    return (
+        f"gradients are clipped before they are complete: their norm is the limit, {limit:g}, where it should be"
+        f" {mine:.4g} before clipping; clip once for each step, after accumulation and reduction"
+    )
+
+
+def part_of_the_batch(seen: Evidence) -> str:
+    """All gradients differ by no common factor, and all ranks have the same ones."""
+    rows = seen.of("gradients")
+    everything = [row for row in seen.comparison.rows if row.quantity == "gradients" and row.step == seen.step]
+    if not rows or len(rows) < 0.9 * len(everything) or np.median([row.residual for row in rows]) < 5.0 * SAME:
+        return ""
+    mine, theirs = seen.one.arrays("g", seen.step), seen.other.arrays("g", seen.step)
+    along = sum(float(np.sum(mine[row.name].astype(np.float64) * theirs[row.name])) for row in rows)
+    share = along / sum(float(np.sum(mine[row.name].astype(np.float64) ** 2)) for row in rows)
+    windows, ranks = seen.strategy.gradient_accumulation_steps, seen.strategy.dp
+    if windows > 1 and abs(share * windows - 1.0) < 0.4:
+        return (
+            f"all gradients differ by no common factor, and are about as large as those of one micro-batch of {windows}"
+            f" ({share:.2g} along those of all): others are overwritten, or zeroed inside of the window of accumulation"
+        )
+    if ranks > 1:
+        return (
+            f"all gradients differ by no common factor although all ranks agree ({share:.2g} along those of all): one"
+            " rank's gradients are in the place of the mean over ranks (sent, not reduced), or ranks are weighed"
+            " unequally"
+        )
+    return ""
+
+
+def balance_of_experts(seen: Evidence) -> str:
+    """The routers' gradients lead, those before them follow, and the loss of the tokens is right."""
+    rows = seen.of("gradients")
+    if not rows or not is_router(max(rows, key=lambda row: row.ratio).name):
+        return ""
+    if all(is_router(row.name) for row in rows):
+        return ""  # what balances experts would reach the layers before them too
+    if seen.plan.contract.expert_balance == "sequence":
+        return (
+            "the routers' gradients differ and the loss per token does not: the loss that balances the load of experts"
+            " over each sequence is counted for each micro-batch or rank and not divided by their number, or is scaled"
+            " otherwise than the loss"
+        )
     return (
         "the routers' gradients differ and the loss per token does not: the loss that balances the load of experts is a"
         " product of two means over a micro-batch, so it changes with the micro-batch and with the ranks that share"
@@ -79,20 +160,31 @@ def one_kind(seen: Evidence) -> str:
     if not names:
         return ""
     said = listed(names)
-    if all(is_norm(name) for name in names) and seen.strategy.tp > 1:
-        return (
-            f"only the gradients of norms differ ({said}): with sequence parallelism each tensor-parallel rank sees a"
-            " slice of the sequence, and they are not summed over the group (mark the parameters sequence_parallel)"
-        )
+    slices = "each tensor-parallel rank sees a slice of the sequence, and they are not summed over the group"
+    marked = "mark the parameters sequence_parallel"
+    factors = [row.factor for row in rows]
+    alike = max(row.residual for row in rows) <= SAME and max(factors) - min(factors) <= SAME * max(factors)
+    times = f", {factors[0]:.3g} of what they should be" if alike else ""
+    if all(is_norm(name) or is_bias(name) for name in names) and seen.strategy.tp > 1:
+        kind = "norms" if all(is_norm(name) for name in names) else "norms and biases"
+        return f"only the gradients of {kind} differ ({said}): with sequence parallelism {slices} ({marked})"
     if all(is_embedding(name) for name in names):
+        if alike and factors[0] > 1.0:
+            return (
+                f"only the embedding's gradient differs ({said}{times}): it is tied to the output layer, and the two"
+                " gradients are summed twice"
+            )
         return (
             f"only the embedding's gradient differs ({said}): it is tied to the output layer and the two gradients"
             " are not summed, or it is cut or padded differently"
         )
-    if all(".experts." in name or "router" in name or ".gate." in name for name in names):
+    if all(is_router(name) for name in names) and seen.strategy.sequence_parallel:
+        return f"only the gradients of routers differ ({said}): with sequence parallelism {slices} ({marked})"
+    if all(is_expert(name) or is_router(name) for name in names):
         return (
-            f"only the experts' gradients differ ({said}): they are reduced over the wrong group or divided by the"
-            " wrong number of ranks; experts average over all data-parallel tokens, not over those of their own group"
+            f"only the experts' gradients differ ({said}{times}): they are reduced over the wrong group or divided by"
+            " the wrong number of ranks; experts average over all data-parallel tokens, not over those of their own"
+            " group"
         )
     return ""
 
@@ -103,9 +195,10 @@ def lost_reduction(seen: Evidence) -> str:
     if not torn or not seen.fails("gradients"):
         return ""
     names = [name for name, _ in torn]
+    axes = sorted(set().union(*(seen.other.axes(ranks) for _, ranks in torn)))
     return (
         f"ranks {', '.join(map(str, torn[0][1]))} have different gradients of {listed(names)}: they are not reduced"
-        " over these ranks before the update"
+        f" over {', '.join(axes)} before the update"
     )
 
 

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import math
+
 from toolkit.verify.parity.compare import mean_of_means, token_weighted
 from toolkit.verify.parity.evidence import Evidence
 
 
 def other_forward(seen: Evidence) -> str:
     """The loss itself is another one although samples and weights are the same."""
-    if not seen.fails("loss"):
+    if not seen.forward_differs:
         return ""
     axes = [axis for axis in ("tp", "pp", "cp", "ep") if getattr(seen.strategy, axis) > 1]
     hints = {
         "cp": "the slices of the sequence see the wrong keys or positions (mask, rotary positions, zigzag order)",
         "tp": "a partial sum of a row-parallel layer is not reduced, or reduced twice, or the vocabulary is padded",
         "pp": "a stage reads activations of another micro-batch, or a buffer that is overwritten",
-        "ep": "tokens are dropped or sent to other experts",
+        "ep": "tokens are dropped, or sent to other experts (capacity, precision of the router)",
     }
-    said = "; ".join(f"{axis}: {hints[axis]}" for axis in axes) or "another attention mask, dropout, or precision"
+    said = seen.other_settings() or "; ".join(f"{axis}: {hints[axis]}" for axis in axes)
+    said = said or "another attention mask, other positions, dropout, or precision"
     start = "from the same weights and samples" if seen.step == 1 else f"from step {seen.step} on"
-    return f"the loss of the forward pass differs {start}: {said}"
+    less = "" if seen.fails("loss") else " (by less than the bound of the loss, which gradients pass)"
+    return f"the loss of the forward pass differs {start}{less}: {said}"
 
 
 def normalisation(seen: Evidence) -> str:
@@ -36,6 +40,12 @@ def normalisation(seen: Evidence) -> str:
         return ""
     near = _tolerance(seen)
     counts = sorted({count for _, count in micro})
+    ranks = _mean_over_ranks(seen)
+    if seen.fails("gradients") and abs(ranks - right) > near and abs(logged - ranks) <= min(near, abs(logged - wrong)):
+        return (
+            f"each rank divides by its own tokens, and the ranks are averaged: the loss is {ranks:.4f} where all tokens"
+            f" together have {right:.4f}; divide by the tokens of all ranks"
+        )
     if seen.fails("gradients") and abs(wrong - right) > near and abs(logged - wrong) <= near:
         return (
             f"mean of means: micro-batches of {counts[0]} to {counts[-1]} tokens count alike, so the loss is"
@@ -52,6 +62,16 @@ def normalisation(seen: Evidence) -> str:
             ": it is a mean of means" if abs(logged - wrong) <= near else f": it is {logged / right:.4g} of it"
         )
     return ""
+
+
+def _mean_over_ranks(seen: Evidence) -> float:
+    """The mean over ranks of each one's mean per token, where they accumulate several micro-batches; else NaN."""
+    found = []
+    for rank in range(len(seen.other.ranks)):
+        micro = [(total, count) for total, count in seen.other.line(rank, seen.step)["micro"]]
+        if len(micro) > 1 and sum(count for _, count in micro):
+            found.append(sum(total for total, _ in micro) / sum(count for _, count in micro))
+    return sum(found) / len(found) if len(found) > 1 else math.nan
 
 
 def _tolerance(seen: Evidence) -> float:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from toolkit.verify.parity.checks import Check
 from toolkit.verify.parity.compare import Row
-from toolkit.verify.parity.evidence import listed
+from toolkit.verify.parity.evidence import is_expert, listed
 from toolkit.verify.parity.replay import is_short
-from toolkit.verify.parity.traces import Run
+from toolkit.verify.parity.traces import Arrays, Run
+
+EXPERT = re.compile(r"(?<=experts\.)\d+")
 
 
 def lost_tie(names: tuple[str, ...], one: Run, other: Run) -> str:
@@ -20,6 +24,15 @@ def lost_tie(names: tuple[str, ...], one: Run, other: Run) -> str:
                 f"{' and '.join(sorted(group))} are one tensor in one process and no longer tied in several: tie them"
             )
     return ""
+
+
+def missing(names: tuple[str, ...], one: Run, other: Run) -> str:
+    """Only one of the runs trains these."""
+    for run, where in ((other, "in several processes"), (one, "in one process")):
+        frozen = [name for name in names if name in run.line(0, run.first).get("frozen", {})]
+        if frozen:
+            return f"{listed(frozen)} is frozen {where} and trained in the other run: it has no gradient there"
+    return lost_tie(names, one, other) or f"only one of the runs has {listed([*names])}: they are different models"
 
 
 def other_start(rows: list[Row], broken: list[Check], one: Run, other: Run) -> str:
@@ -40,7 +53,25 @@ def other_start(rows: list[Row], broken: list[Check], one: Run, other: Run) -> s
             f"the weights are drawn {wide[0]:.3g} times as wide ({listed(names)}): their spread comes from the width"
             " of a shard, not of the whole tensor"
         )
+    twins = _of_local_numbers(names, mine, theirs)
+    if twins:
+        return (
+            f"experts of several ranks start alike ({twins}): they are drawn by their number on the rank, or from a"
+            " state that does not depend on the expert-parallel rank"
+        )
     return (
         f"the runs start from different weights ({listed(names)}): another seed, or weights drawn shard by shard"
         " from each rank's own random state; draw whole tensors by name and cut them, or load a checkpoint"
     )
+
+
+def _of_local_numbers(names: list[str], mine: Arrays, theirs: Arrays) -> str:
+    """``expert 2 as expert 0`` where other experts have the weights that an earlier one has in both runs."""
+    if not all(is_expert(name) for name in names):
+        return ""
+    for name in names:
+        for earlier in mine:
+            same_shape = EXPERT.sub("", earlier) == EXPERT.sub("", name) and earlier not in names
+            if same_shape and np.array_equal(theirs[name], mine[earlier]):
+                return f"{name} as {earlier}"
+    return ""

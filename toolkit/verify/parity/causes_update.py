@@ -74,6 +74,9 @@ def said_by_the_program(refusal: Refused, plan: Plan, one: Run) -> str:
     if each > 1 and wanted and abs(made / wanted - each) <= PRINTED * each:
         why = f"it is {each} times as much: it was scaled by the number of ranks, or"
         why += f" is that of {each} times the step, because the scheduler steps once for each rank or micro-batch"
+    elif each > 1 and wanted and abs(made * each / wanted - 1.0) <= PRINTED:
+        why = f"it is 1/{each} of it: the warm-up is counted in micro-batches or over ranks, {each} times as long, or"
+        why += " the rate is divided by their number"
     elif each > 1 and refusal.step > 1 and at <= one.steps:
         later = one.record(at).learning_rate
         if later is not None and abs(made - later) <= PRINTED * abs(later):

@@ -1,11 +1,11 @@
-"""What must hold of the ranks of one run, whatever the numbers: samples, copies, ties, random states, batch norms."""
+"""What must hold of the ranks of one run, whatever the numbers: samples, copies, ties, random states, buffers."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from toolkit.verify.parity.order import samples
 from toolkit.verify.parity.traces import Run
 
 SHOWN = 3  # names in a sentence
@@ -30,10 +30,13 @@ def checks(one: Run, other: Run) -> list[Check]:
     rules: tuple[tuple[str, Callable[[Run, Run], Iterator[tuple[int, str]]]], ...] = (
         ("steps", _steps),
         ("batch_norm", _batch_norm),
-        ("samples", _samples),
+        ("samples", samples),
         ("copies", _copies),
         ("tied", _tied),
         ("dropout", _dropout),
+        ("mode", _mode),
+        ("frozen", _frozen),
+        ("buffers", _buffers),
     )
     found = []
     for name, rule in rules:
@@ -63,65 +66,20 @@ def _batch_norm(_: Run, other: Run) -> Iterator[tuple[int, str]]:
         )
 
 
-def _samples(one: Run, other: Run) -> Iterator[tuple[int, str]]:
-    for step in range(other.first + 1, min(one.steps, other.steps) + 1):
-        wanted = Counter(each for part in one.samples(step).values() for each in part)
-        parts = other.samples(step)
-        for rank in range(len(other.ranks)):
-            place = other.place(rank)
-            if Counter(other.line(rank, step)["samples"]) != Counter(parts[place["dp"]]):
-                yield step, f"rank {rank} reads other samples than the ranks of its tensor, pipeline or context group"
-        read = Counter(each for part in parts.values() for each in part)
-        foreign, missing, total = sum((read - wanted).values()), sum((wanted - read).values()), sum(read.values())
-        if read == wanted:
-            continue
-        what = _labels_alone(wanted, read)
-        if what:
-            yield step, what
-        if not set(read) - set(wanted) and foreign:
-            yield (
-                step,
-                f"{foreign} of {total} samples are read by several ranks, and {missing} of the single process's by"
-                " none: the sampler does not know its rank, or the number of ranks",
-            )
-        yield (
-            step,
-            f"the ranks together read {total} samples, {foreign} of them not in the single process's batch"
-            f" of {sum(wanted.values())}, {missing} of which are missing: another seed or order, a data set cut to a"
-            " multiple of the ranks before it is shuffled, or another global batch",
-        )
-
-
-def _labels_alone(wanted: Counter[str], read: Counter[str]) -> str:
-    """The same tokens with other labels, or with other positions or another attention mask."""
-
-    def parts(samples: Counter[str], number: int) -> Counter[str]:
-        found: Counter[str] = Counter()
-        for each, count in samples.items():
-            found[".".join(each.split(".")[:number])] += count
-        return found
-
-    if parts(wanted, 1) != parts(read, 1):
-        return ""
-    if parts(wanted, 2) != parts(read, 2):
-        return (
-            "the ranks read the same tokens with other labels: tokens are masked in one of the runs and learnt in the"
-            " other (padding that is the end token, prompts, padding on another side)"
-        )
-    return (
-        "the ranks read the same tokens and labels with other positions or another attention mask: documents that are"
-        " packed into one sequence see one another in one of the runs, or padding is seen"
-    )
-
-
 def _copies(_: Run, other: Run) -> Iterator[tuple[int, str]]:
     for step in range(other.first, other.steps + 1):
         drifted = list(other.disagreements("weights", step))
         ties = {name for group in other.ranks[0]["tied"] for name in group}
-        drifted = [(name, ranks) for name, ranks in drifted if not (name in ties and _over(other, ranks) == {"pp"})]
+        drifted = [(name, ranks) for name, ranks in drifted if not (name in ties and other.axes(ranks) == {"pp"})]
         if drifted:
-            axes = sorted(set().union(*(_over(other, ranks) for _, ranks in drifted)))
+            axes = sorted(set().union(*(other.axes(ranks) for _, ranks in drifted)))
             names = [name for name, _ in drifted]
+            if step > other.first and not list(other.disagreements("gradients", step)):
+                yield (
+                    step,
+                    f"ranks that differ in {', '.join(axes)} no longer hold the same {_some(names)}, although their"
+                    " gradients agree: what a rank updates is not gathered from it, or each has another state",
+                )
             yield (
                 step,
                 f"ranks that differ in {', '.join(axes)} no longer hold the same {_some(names)}: gradients of"
@@ -135,7 +93,7 @@ def _tied(_: Run, other: Run) -> Iterator[tuple[int, str]]:
         return
     for step in range(other.first, other.steps + 1):
         for name, ranks in other.disagreements("weights", step):
-            if _over(other, ranks) == {"pp"}:
+            if other.axes(ranks) == {"pp"}:
                 yield (
                     step,
                     f"{name} is tied to the output layer, and the first and the last pipeline stage hold different"
@@ -172,10 +130,49 @@ def _dropout(_: Run, other: Run) -> Iterator[tuple[int, str]]:
                 )
 
 
-def _over(run: Run, ranks: list[int]) -> set[str]:
-    """The axes along which these ranks differ and hold different values."""
-    places = [run.place(rank) for rank in ranks]
-    return {axis for axis in places[0] if len({place[axis] for place in places}) > 1 and axis != "ep"} or {"ep"}
+def _mode(_: Run, other: Run) -> Iterator[tuple[int, str]]:
+    for step in range(other.first + 1, other.steps + 1):
+        for rank, facts in enumerate(other.ranks):
+            matters = [*facts["dropouts"], *facts["batch_norms"]]
+            if matters and other.line(rank, step).get("evaluating"):
+                yield (
+                    step,
+                    f"rank {rank} trains with its model in evaluation mode: {_some(matters)} do nothing, or use running"
+                    " statistics; call train() after each evaluation",
+                )
+
+
+def _frozen(one: Run, other: Run) -> Iterator[tuple[int, str]]:
+    mine, theirs = (run.line(0, run.first).get("frozen", {}) for run in (one, other))
+    different = [name for name in mine if theirs.get(name, mine[name]) != mine[name]]
+    if different:
+        first, second = (held[different[0]].split()[0] for held in (mine, theirs))
+        kinds = f" ({first} in one process, {second} in several)" if first != second else ""
+        yield (
+            other.first,
+            f"weights that are not trained are others in several processes from the start{kinds}: {_some(different)};"
+            " the base is loaded or cast in another precision, or comes from elsewhere",
+        )
+    for step in range(other.first + 1, other.steps + 1):
+        for rank in range(len(other.ranks)):
+            moved = other.line(rank, step).get("moved", [])
+            if moved:
+                yield (
+                    step,
+                    f"{_some(moved)} is not trained, and moves: it is in the optimizer, whose decay or old moments"
+                    " reach it, or something writes to it",
+                )
+
+
+def _buffers(_: Run, other: Run) -> Iterator[tuple[int, str]]:
+    for step in range(other.first, other.steps + 1):
+        for name, ranks in other.disagreements("buffers", step):
+            axes = ", ".join(sorted(other.axes(ranks)))
+            yield (
+                step,
+                f"ranks that differ in {axes} hold different values of the buffer {name}: it follows from each rank's"
+                f" own tokens; sum over {axes} what it is made of, or send it from one rank",
+            )
 
 
 def _some(names: list[str]) -> str:

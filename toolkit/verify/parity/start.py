@@ -53,37 +53,48 @@ def start(
     module, *first = program or (f"recipes.{plan.program}.train",)
     workers = plan.cluster.num_gpus
     launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}") if workers > 1 else ()
-    arguments = [
-        "--plan",
-        folder / "plan.json",
-        "--max-steps",
-        steps,
-        "--save-steps",
-        10**9,
-        "--trace",
-        folder / "trace",
-        *more,
-    ]
-    command = [sys.executable, *launcher, "-m", module, *first, *map(str, arguments)]
+    command = [sys.executable, *launcher, "-m", module, *first, *arguments(folder, steps, more)]
+    try:
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=limit)
+    except subprocess.TimeoutExpired as error:
+        raise ToolkitError(
+            f"{_name(plan)} took more than {limit:g} s", remedy="give a larger --time-limit, or fewer --steps"
+        ) from error
+    return outcome(plan, folder, done.returncode, done.stderr)
+
+
+def arguments(folder: Path, steps: int, more: tuple[str, ...] = ()) -> list[str]:
+    """What the program is told: the plan, so many steps, no checkpoints, a trace."""
+    told = ["--plan", folder / "plan.json", "--max-steps", steps, "--save-steps", 10**9, "--trace", folder / "trace"]
+    return [*map(str, told), *more]
+
+
+def environment() -> dict[str, str]:
+    """Variables for the program: those here, without what a launcher or wandb set, and with the recipes to be found."""
     quiet = {
         name: value for name, value in os.environ.items() if not name.startswith("WANDB_") and name not in LAUNCHER
     }
     quiet |= {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     root = str(Path(__file__).resolve().parents[3])  # where the recipes and the tests are
     quiet["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [quiet.get("PYTHONPATH")])])
-    name = f"{workers} process{'es' if workers > 1 else ''} of {plan.program}"
-    try:
-        done = subprocess.run(command, env=quiet, capture_output=True, text=True, timeout=limit)
-    except subprocess.TimeoutExpired as error:
-        raise ToolkitError(
-            f"{name} took more than {limit:g} s", remedy="give a larger --time-limit, or fewer --steps"
-        ) from error
-    refusal = WRONG_RATE.search(done.stderr) if done.returncode else None
+    return quiet
+
+
+def outcome(plan: Plan, folder: Path, code: int, said: str) -> Run:
+    """The run of a program that ended with ``code`` and wrote ``said`` to stderr; raises as :func:`start` does."""
+    refusal = WRONG_RATE.search(said) if code else None
     if refusal:
         raise Refused(int(refusal[2]), "learning_rate", refusal[1])
-    if done.returncode or not (folder / "trace").is_dir():
-        lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
-        said = next((line for line in lines if line.startswith("error:")), None)
+    if code or not (folder / "trace").is_dir():
+        lines = [line for line in said.splitlines() if line.strip()] or [f"exit code {code}"]
+        error = next((line for line in lines if line.startswith("error:")), None)
         last = next((line for line in reversed(lines) if "Error" in line), lines[-1])
-        raise ToolkitError(f"{name} failed: {said or last}", remedy="its last lines:\n" + "\n".join(lines[-12:]))
+        raise ToolkitError(
+            f"{_name(plan)} failed: {error or last}", remedy="its last lines:\n" + "\n".join(lines[-12:])
+        )
     return read(folder)
+
+
+def _name(plan: Plan) -> str:
+    workers = plan.cluster.num_gpus
+    return f"{workers} process{'es' if workers > 1 else ''} of {plan.program}"

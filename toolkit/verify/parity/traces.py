@@ -55,6 +55,11 @@ class Run:
         """What a rank wrote at the end of a step; ``first`` is the start."""
         return self._lines[rank][step - self.first]
 
+    def axes(self, ranks: list[int]) -> set[str]:
+        """The axes along which these ranks differ; expert parallelism only where no other does."""
+        places = [self.place(rank) for rank in ranks]
+        return {axis for axis in places[0] if len({place[axis] for place in places}) > 1 and axis != "ep"} or {"ep"}
+
     def _read(self, kind: str, step: int) -> Arrays:
         """Whole tensors after a step, ``w`` weights or ``g`` gradients; of several copies the first."""
         found: Arrays = {}
@@ -81,7 +86,7 @@ class Run:
         """Names of tensors that ranks hold copies of and do not hold alike, with the ranks that hold them."""
         held: dict[str, dict[int, str]] = {}
         for rank in range(len(self.ranks)):
-            for name, digest in self.line(rank, step)[kind].items():
+            for name, digest in self.line(rank, step).get(kind, {}).items():
                 held.setdefault(name, {})[rank] = digest
         for name, digests in held.items():
             if len(set(digests.values())) > 1:
