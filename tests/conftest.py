@@ -18,3 +18,8 @@ def forked() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "executable", python())
         yield
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow ones first: of several processes none is left with a long one at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)

@@ -27,6 +27,7 @@ from typing import Any
 OF_PRETRAINING = ("recipes.pretrain.cpu_shim", "recipes.pretrain.loop", "recipes.pretrain.trace")
 OF_FINE_TUNING = (
     "deepspeed",
+    "deepspeed.runtime.zero.muon.muon_optimizer",  # imported by every sharded optimizer; compiles at import
     "recipes.finetune.trainer",
     "recipes.finetune.trace",
     "transformers.models.llama.modeling_llama",

@@ -76,7 +76,7 @@ def write(folder, made, change=lambda core: None):
 def start(folder, made, processes, *more):
     """A real start of the program; its output."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    arguments = ["-m", "recipes.pretrain.train", *write(folder, made), *more]
+    arguments = ["-m", "recipes.pretrain.train", *write(folder, made), "--eval-sequences", "32", *more]
     # more threads than cores wait for one another in turns of the scheduler: seconds per step on a busy machine
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [*launcher, *arguments]

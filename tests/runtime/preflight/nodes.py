@@ -85,7 +85,9 @@ class Nodes:
         subprocess.run(self.inside(node, *words), check=True)
 
     def preflight(self, plan: Path, *options: str, absent=(), environment=None, at="n1:23500"):
-        """Exit code and stderr of each node, and ``preflight.json``."""
+        """Exit code and stderr of each node, and ``preflight.json``; a busy machine has all the time it needs."""
+        if "--time-limit" not in options:
+            options = (*options, "--time-limit", "240")
         command = [sys.executable, "-m", "toolkit", "preflight", str(plan), "--nodes", str(self.count)]
         command += ["--rendezvous", at, "--hosts", ",".join(f"n{node}" for node in range(1, self.count + 1)), *options]
         started = {
@@ -99,7 +101,7 @@ class Nodes:
             for node in range(1, self.count + 1)
             if node not in absent
         }
-        said = {node: process.communicate(timeout=120) for node, process in started.items()}
+        said = {node: process.communicate(timeout=500) for node, process in started.items()}
         codes = {node: process.returncode for node, process in started.items()}
         result = plan.parent / "run" / "preflight.json"
         found = json.loads(result.read_text()) if result.exists() else None
