@@ -7,13 +7,13 @@ on a launcher: ``torchrun`` passes on only the signals in ``--signals-to-handle`
 
 Signals reach the ranks at different steps. A rank that saved and left alone would leave the others
 waiting in a collective, so the request is agreed on: at the end of each step, evaluation and save all ranks
-reduce one number, and all see the request at the same step.
+reduce one number, and all see the request at the same step. In an evaluation they do so before each batch, and the
+next start makes it; in what follows the last evaluation, the writing of the result, nobody looks.
 
 Before the first step there is nothing to save and no common point to agree at: one rank may be preparing
 data while the others wait for it for an hour. There a request makes each rank leave at once, from a thread
 that notices the signal although the main thread is in a collective (``signal.set_wakeup_fd``). The
 thread also sees that torchrun has died, which would leave its workers behind as orphans.
-After the last step the run goes on to its end, which is the fastest way out.
 """
 
 from __future__ import annotations

@@ -67,10 +67,8 @@ request_stop() {
 }
 trap request_stop USR1
 
-# A step in the background, since the shell runs no trap while it waits for a command in the foreground.
-run_step() {
-  rc=0
-  "$@" &
+# For the step that was started last, in the background: the shell runs no trap while it waits for one in the foreground.
+await_step() {
   srun_pid=$!
   if [ "$stop_requested" = 1 ]; then kill -USR1 "$srun_pid" 2>/dev/null || true; fi
   while :; do
@@ -87,8 +85,8 @@ run_attempt() {
   echo "nodes: ${hosts//$'\n'/ } rendezvous: $meeting:$port output: $output_directory"
   rc=0
   if [ "$stop_requested" = 1 ]; then return; fi
-  run_step "${step[@]}" "${container_options[@]}" \
-    bash -c "$on_each_node" on_each_node "$launcher" "$gpus_per_node" "${launch[@]}"
+  "${step[@]}" "${container_options[@]}" bash -c "$on_each_node" on_each_node "$launcher" "$gpus_per_node" "${launch[@]}" &
+  await_step
 }
 
 # Once for each start of the job. Its exit code 76: preflight.json names bad nodes, and the job starts again without
@@ -97,7 +95,8 @@ check_nodes() {
   local text
   preflight+=(--run-id "$SLURM_JOB_ID-$restart" --rendezvous "$meeting:$port")
   if [ "${#hosts}" -lt 100000 ]; then preflight+=(--hosts "${hosts//$'\n'/,}"); fi    # one word has at most 128 KiB
-  run_step "${everywhere[@]}" "${container_options[@]}" "${in_container[@]}" "${preflight[@]}"
+  "${everywhere[@]}" "${container_options[@]}" "${in_container[@]}" "${preflight[@]}" &
+  await_step
   if [ "$rc" = 0 ] || [ "$stop_requested" = 1 ]; then return; fi
   step_saved=$(saved_step) result=preflight culprits='' cause="toolkit preflight returned $rc, see above"
   case $rc in
