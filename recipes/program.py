@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from recipes import ranks
+from recipes import quiet, ranks
 from toolkit.errors import Problems, ToolkitError, reason
 from toolkit.runtime import signals
 from toolkit.runtime.lease import Lease
@@ -59,6 +59,7 @@ def told(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) 
     The first process that ends makes torchrun stop the others. So those that are not local rank 0 wait for it to
     say what all of them found, and are stopped as it ends; one that is left alone says what it alone has.
     """
+    quiet.known_warnings()
     try:
         return run(options)
     except ToolkitError as error:

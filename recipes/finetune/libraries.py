@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +41,8 @@ def prepare(plan: Plan) -> None:
     else:
         transformers_logging.set_verbosity_error()  # rank 0 says it for all
     transformers_logging.disable_progress_bar()
-    # said by every rank at every start, and no fault of the run: DeepSpeed 0.19.8 uses names that torch 2.13
-    # will drop, and peft one of transformers; the Trainer counts micro batches itself and tells accelerate 1
-    warnings.filterwarnings("ignore", category=FutureWarning, message="`torch.distributed.*is deprecated")
-    warnings.filterwarnings("ignore", category=FutureWarning, message="`is_gradient_checkpointing` is deprecated")
+    # said by every rank at every start, and no fault of the run: the Trainer counts micro batches itself and tells
+    # accelerate 1
     logging.getLogger("accelerate.accelerator").addFilter(
         lambda entry: "Gradient accumulation steps mismatch" not in entry.getMessage()
     )
