@@ -199,7 +199,7 @@ def test_any_file_of_a_committed_one(tmp_path_factory: pytest.TempPathFactory, p
     run = tmp_path_factory.mktemp("run")
     path = checkpoint.begin(run, 3)
     hugging_face(path)
-    checkpoint.commit(path, {"step": 3})
+    checkpoint.commit(path, {"step": 3, "world_size": 2})
     victim = files(path)[place % len(files(path))]
     content = bytearray(victim.read_bytes())
     content[place % len(content)] ^= 1 << (place % 8)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from toolkit.cli.ckpt_rows import as_json, look, pointer, row, where
+from toolkit.cli.ckpt_rows import as_json, loading, look, pointer, row, where
 from toolkit.errors import NoFeasiblePlan, ToolkitError
 
 # name: (module, its command); others than these are loaded when they are asked for
@@ -76,11 +76,23 @@ def list_command(directory: str, as_json: bool) -> None:
 @command.command("verify")
 @where
 @click.option("--quick", is_flag=True, help="Only sizes and formats; no sums.")
+@click.option(
+    "--ranks-per-node",
+    type=click.IntRange(1, 1024),
+    default=8,
+    show_default=True,
+    help="Of the run to come, for the memory that loading takes.",
+)
 @as_json
-def verify_command(directory: str, quick: bool, as_json: bool) -> None:
-    """Read every checkpoint of DIR, or DIR itself, and name what is damaged, file by file; exit code 1 if any is."""
+def verify_command(directory: str, quick: bool, ranks_per_node: int, as_json: bool) -> None:
+    """Read every checkpoint of DIR, or DIR itself, and name what is damaged, file by file; exit code 1 if any is.
+
+    Of a checkpoint that this toolkit has not committed, what its formats tell: each file by itself, the shards and
+    random states of all ranks, what indexes name. Of its own also every sum, and whether ranks, step, position in the
+    data and contract are those of one moment of one run.
+    """
     directory, found = look(directory)
-    rows = [row(each, deep=not quick) for each in found]
+    rows = [row(each, deep=not quick) | loading(each, ranks_per_node) for each in found]
     if not rows:
         raise ToolkitError(f"no checkpoints in {directory}", remedy="give a run's output directory, or one checkpoint")
     if as_json:
@@ -88,7 +100,11 @@ def verify_command(directory: str, quick: bool, as_json: bool) -> None:
     else:
         for shown in rows:
             state = "valid" if shown["valid"] else "broken"
+            if not shown["committed"]:
+                state = f"{'looks whole' if shown['valid'] else 'broken'}, not committed by this toolkit"
             click.echo(f"{shown['name']}: {state}, {shown['files']} files, {shown['size']}")
+            for note in shown["notes"]:
+                click.echo(f"  note       {note}")
             for each in shown["damage"]:
                 click.echo(f"  {each['kind']:<10} {each['file']}: {each['text']}")
     broken = [each["name"] for each in rows if not each["valid"]]

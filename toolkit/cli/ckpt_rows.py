@@ -75,6 +75,7 @@ def row(found: Found | Remote, deep: bool) -> dict[str, Any]:
         "path": str(found.path),
         "step": found.step,
         "kind": found.kind,
+        "committed": found.kind == "toolkit",
         "valid": not any(each.fatal for each in damage),
         "files": len(sizes),
         "bytes": total,
@@ -82,6 +83,29 @@ def row(found: Found | Remote, deep: bool) -> dict[str, Any]:
         "saved_at": saved_at,
         "damage": [{"file": d.file, "kind": d.kind, "text": d.text, "fatal": d.fatal} for d in damage],
     }
+
+
+def loading(found: Found | Remote, ranks_per_node: int) -> dict[str, Any]:
+    """What it takes to load the shards of DeepSpeed's optimizer on another number of ranks (M25)."""
+    from toolkit.estimate.loading import OPTIMIZER_BYTES, elastic_loading_bytes
+    from toolkit.units import format_bytes
+
+    sizes = []
+    for path in found.path.rglob("*zero_pp_rank_*_optim_states.pt") if isinstance(found.path, Path) else ():
+        try:
+            sizes.append(path.stat().st_size)
+        except OSError:
+            continue  # told as damage
+    total = 1.0 * sum(sizes)
+    if not total:
+        return {"notes": []}
+    node = elastic_loading_bytes(1.0 * ranks_per_node, total / OPTIMIZER_BYTES)
+    text = (
+        f"{format_bytes(total)} of optimizer states in {len(sizes)} shards: with elastic_checkpoint every rank reads"
+        f" all of them, {format_bytes(node)} of host memory on a node of {ranks_per_node}; toolkit ckpt convert --to"
+        " deepspeed-universal reads a shard at a time"
+    )
+    return {"notes": [text], "optimizer_bytes": total, "elastic_bytes_per_node": node}
 
 
 def pointer(directory: str, chosen: Any, broken: list[str], write: bool) -> dict[str, Any]:

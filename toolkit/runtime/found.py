@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from toolkit.errors import ToolkitError, reason
-from toolkit.runtime import checkpoint, durable, manifest, soundness, structure
+from toolkit.runtime import checkpoint, consistency, durable, manifest, soundness, structure
 from toolkit.runtime.manifest import MANIFEST, Damage
 
 KINDS = ("toolkit", "huggingface", "deepspeed", "megatron", "torch")
@@ -25,6 +25,7 @@ MEGATRON_POINTER = "latest_checkpointed_iteration.txt"
 ITERATION = re.compile(r"iter_(\d+)")
 TAG = re.compile(r"global_?step_?(\d+)")
 NUMBER = re.compile(r"(\d+)")
+STAGING = re.compile(r"tmp-checkpoint-\d+")  # transformers before 4.42 writes there first
 SET_ASIDE = re.compile(r"incomplete-\d+.*|\..*")
 
 
@@ -43,7 +44,10 @@ class Found(msgspec.Struct, frozen=True):
     def damage(self, deep: bool = True) -> list[Damage]:
         """All that is known to be wrong with it, by file."""
         if self.kind == "toolkit":
-            return checkpoint.verify(self.path, deep=deep)
+            wrong = checkpoint.verify(self.path, deep=deep)
+            told = {each.file for each in wrong}
+            wrong += [each for each in consistency.of_run(self.path) if each.file not in told]
+            return sorted(wrong, key=lambda each: each.file)
         try:
             names = list(manifest.file_names(self.path))
         except OSError as error:
@@ -53,6 +57,10 @@ class Found(msgspec.Struct, frozen=True):
         found = [each for name in names if (each := soundness.check(self.path, name, deep))]
         told = {each.file for each in found}
         found += [each for each in structure.missing(self.path, names, self.kind) if each.file not in told]
+        if self.kind == "huggingface":
+            found += consistency.step_of(self.path)
+            if STAGING.fullmatch(self.name):
+                found.append(Damage(".", "missing", "the Trainer gives it its name when all ranks have written"))
         return sorted(found, key=lambda each: each.file)
 
     def is_valid(self, deep: bool = True) -> bool:
@@ -95,7 +103,7 @@ def kind_of(path: Path) -> str:
         return "toolkit"
     if TAG.fullmatch(path.name) or any(name.endswith(("_model_states.pt", "_optim_states.pt")) for name in names):
         return "deepspeed"
-    if checkpoint.NAME.fullmatch(path.name) or "trainer_state.json" in names:
+    if checkpoint.NAME.fullmatch(path.name) or STAGING.fullmatch(path.name) or "trainer_state.json" in names:
         return "huggingface"
     if ITERATION.fullmatch(path.name) or "common.pt" in names:
         return "megatron"

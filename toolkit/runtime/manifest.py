@@ -68,13 +68,13 @@ class Damage(msgspec.Struct, frozen=True):
     """What is wrong with one file of a checkpoint."""
 
     file: str
-    kind: str  # missing | truncated | flipped | unreadable; extra | unknown | pointer
+    kind: str  # missing | truncated | flipped | unreadable | inconsistent; extra | unknown | pointer | contract
     text: str
 
     @property
     def fatal(self) -> bool:
-        """Whether it keeps the checkpoint from being used; the last three kinds are told and do no harm."""
-        return self.kind not in ("extra", "unknown", "pointer")
+        """Whether it keeps the checkpoint from being used; the last four kinds are told and do no harm to it."""
+        return self.kind not in ("extra", "unknown", "pointer", "contract")
 
 
 def make(facts: dict[str, Any], files: dict[str, FileEntry]) -> Manifest:

@@ -2,7 +2,7 @@
 
 DeepSpeed       zero_pp_rank_D_mp_rank_M_{optim,model}_states.pt: all D x M from 0 on, of both kinds as many as
                 ``dp_world_size`` in mp_rank_00_model_states.pt says
-Hugging Face    the shards of an index, trainer_state.json (written last), rng_state_R.pth of each rank
+Hugging Face    the shards of an index, trainer_state.json (written last), rng_state_R.pth of each rank, the optimizer
 torch, Megatron .metadata (written last), each file it names with its length; metadata.json and common.pt beside it
 Megatron, older mp_rank_TT[_PPP] for each rank, each with its files
 """
@@ -125,12 +125,25 @@ def _hugging_face(root: Path, names: list[str]) -> list[Damage]:
     if not any(next(root.glob(pattern), None) for pattern in WEIGHTS):
         found.append(_gone("model.safetensors", "no weights of any kind"))
     inner = sorted(path.name for path in root.glob("global_step*") if path.is_dir())
+    if not inner and not any(root.glob("optimizer*")):
+        # save_only_model leaves them out on purpose
+        said = "no states of an optimizer: the Trainer goes on with new ones, and says nothing"
+        found.append(Damage("optimizer.pt", "unknown", said))
+    for rank in range(_ranks(root / inner[-1]) if inner and any(RANDOM.fullmatch(name) for name in names) else 0):
+        if f"rng_state_{rank}.pth" not in names:
+            found.append(_gone(f"rng_state_{rank}.pth", f"random state of rank {rank}"))
     if inner:
         named = (root / "latest").read_text().strip() if "latest" in names else ""
         if named not in inner:
             said = f"names {named!r}" if named else "is missing"
             found.append(Damage("latest", "pointer", f"{said}: DeepSpeed finds nothing until it holds {inner[-1]}"))
     return found
+
+
+def _ranks(folder: Path) -> int:
+    """Data-parallel ranks that saved a checkpoint of DeepSpeed; 0 where no file tells."""
+    facts = (soundness.facts_in(path) for path in sorted(folder.glob("*mp_rank_00_model_states.pt")))
+    return next((each["dp_world_size"] for each in facts if "dp_world_size" in each), 0)
 
 
 def _old_megatron(root: Path, by_folder: dict[str, list[str]]) -> list[Damage]:
