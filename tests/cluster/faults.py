@@ -27,6 +27,7 @@ from toolkit.record import StepRecord
 from toolkit.runtime import telemetry
 
 SAVE_STEPS = 10
+LONG = 400  # seconds that nothing takes on a machine that does little else
 AT_STEP = 13
 TORCHRUN, SRUN = "torchrun", "srun"
 DDP = ("tiny", "--framework", "ddp")
@@ -183,7 +184,7 @@ def reference(cluster: Cluster, folder: Path, recipe: tuple[str, ...]) -> list[S
     """The steps of the undisturbed run."""
     runs.emit(folder, *recipe)
     run = Run(cluster, folder, "--save-steps", str(SAVE_STEPS))
-    job = cluster.wait(run.number, timeout=200)
+    job = cluster.wait(run.number, timeout=LONG)
     assert job["JobState"] == "COMPLETED" and (run.output / "FINISHED").exists(), run.log()
     return telemetry.read_steps(run.output)
 
@@ -203,20 +204,20 @@ def inject(cluster: Cluster, folder: Path, fault: Fault, undisturbed: list[StepR
     detected, back, last = at, 0.0, injected
     problems = []
     with contextlib.suppress(AssertionError):  # the state of the job is looked at below
-        detected = run.until(lambda: noticed(cluster, run), timeout=120)
+        detected = run.until(lambda: noticed(cluster, run), timeout=LONG)
         last = run.newest()
         if fault.then:
             fault.then(cluster, run)
         if fault.inject is nothing:
             at, injected = detected - (time.time() - (run.output / "steps.jsonl").stat().st_mtime), last
         if fault.state == "COMPLETED":
-            run.until(lambda: run.log().count("\nstart: job") > starts, timeout=120)
+            run.until(lambda: run.log().count("\nstart: job") > starts, timeout=LONG)
             count = len(run.lines())
-            back = run.until(lambda: len(run.lines()) > count, timeout=120)
+            back = run.until(lambda: len(run.lines()) > count, timeout=LONG)
     try:
         if fault.mend:
             fault.mend(cluster, run)
-        job = cluster.wait(run.number, timeout=120, states=slurm.FINAL - {"NODE_FAIL", "PREEMPTED"})
+        job = cluster.wait(run.number, timeout=LONG, states=slurm.FINAL - {"NODE_FAIL", "PREEMPTED"})
         cluster.all_idle()
     finally:
         cluster.run("scancel", run.number, check=False)

@@ -44,7 +44,7 @@ setup_command = {setup}
 def toolkit(folder: Path, *words: object) -> str:
     """A command of the toolkit."""
     command = [sys.executable, "-m", "toolkit", *map(str, words)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -120,7 +120,7 @@ class Run:
         lines = self.lines()
         return lines[-1]["step"] if lines else 0
 
-    def until(self, condition, timeout: float = 120) -> float:
+    def until(self, condition, timeout: float = 400) -> float:
         """Wait for it, on the way checking that the job is not over; the time."""
         end = time.monotonic() + timeout
         while not condition():
@@ -130,7 +130,7 @@ class Run:
             time.sleep(0.05)
         return time.monotonic()
 
-    def until_step(self, step: int, timeout: float = 120) -> float:
+    def until_step(self, step: int, timeout: float = 400) -> float:
         """Wait until that many steps are done."""
         return self.until(lambda: self.newest() >= step, timeout)
 
@@ -152,7 +152,7 @@ class Run:
                 return number
         raise AssertionError(f"{node} has no torchrun\n{self.log()}")
 
-    def nothing_left(self, timeout: float = 30) -> list[str]:
+    def nothing_left(self, timeout: float = 100) -> list[str]:
         """Processes of the job that are still there after the time: none, it is hoped."""
         end = time.monotonic() + timeout
         while (found := self.cluster.processes(self.number)) and time.monotonic() < end:

@@ -49,7 +49,7 @@ class Cluster:
         words = self.run("scontrol", "show", "job", number).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
-    def wait(self, number: str, timeout: float = 60, states: set[str] = FINAL) -> dict[str, str]:
+    def wait(self, number: str, timeout: float = 200, states: set[str] = FINAL) -> dict[str, str]:
         """The job's fields once it is in one of ``states``; AssertionError with its output when it is not in time."""
         end = time.monotonic() + timeout
         while True:
@@ -105,7 +105,7 @@ class Cluster:
         assert self.mode == "netns", "only there has a node a network of its own"
         self.run("ip", "link", "set", f"veth{node.removeprefix('n')}", state)
 
-    def all_idle(self, timeout: float = 40) -> None:
+    def all_idle(self, timeout: float = 100) -> None:
         """Wait until every node can take a job; a node that was away is told that it may come back."""
         end = time.monotonic() + timeout
         while True:

@@ -81,7 +81,7 @@ def test_megatron_pipeline_over_two_nodes(cluster, tmp_path):
     assert steps[-1].loss < steps[0].loss - 0.5
 
 
-def wait_for_step(cluster, number, steps, wanted, timeout=120):
+def wait_for_step(cluster, number, steps, wanted, timeout=400):
     end = time.monotonic() + timeout
     while not (steps.is_file() and steps.read_bytes().count(b"\n") >= wanted):
         job = cluster.job(number)

@@ -40,7 +40,7 @@ def test_an_ordinary_user_can_have_a_cluster(folder):
     )
     settings = {"HOME": str(folder), "SLURM_FIX_WATCH": str(os.getpid())}
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")} | settings
-    keywords = {"env": environment, "cwd": folder, "capture_output": True, "text": True, "timeout": 60}
+    keywords = {"env": environment, "cwd": folder, "capture_output": True, "text": True, "timeout": 180}
     done = subprocess.run(as_user(folder / "start_slurm.sh", place), **keywords)
     try:
         assert done.returncode == 0, done.stdout + done.stderr

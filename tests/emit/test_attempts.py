@@ -60,7 +60,7 @@ def test_a_killed_rank_starts_again_in_the_allocation(cluster: FakeCluster) -> N
     done = run(cluster, "case $attempt-$node in 0-1) killed ;; 0-0) peer ;; esac; finish")
     assert done.returncode == 0, done.stderr
     assert "rank 1 on n2 was killed" in done.stdout and "attempt 1" in done.stdout
-    assert not requeued(cluster)
+    assert not requeued(cluster) and done.stderr == ""
     (line,) = restarts(cluster)
     assert (line["job"], line["attempt"], line["result"], line["nodes"], line["then"]) == (
         *("1234567", 0, "fault", "n2"),
@@ -95,7 +95,7 @@ def test_a_broken_gpu_leaves_its_node_out_at_once(cluster: FakeCluster) -> None:
     assert "rank 1 on n2, after step 7: RuntimeError: CUDA error: uncorrectable ECC error" in done.stdout
 
 
-@pytest.mark.parametrize("kind", ["code", "input", "memory", "storage"])
+@pytest.mark.parametrize("kind", ["code", "input", "memory", "storage", "diverged"])
 def test_what_would_fail_again_stops(cluster: FakeCluster, kind: str) -> None:
     done = run(
         cluster,

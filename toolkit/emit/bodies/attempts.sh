@@ -9,7 +9,11 @@ remember() {
     >>"$output_directory/restarts.jsonl" || true
 }
 
-remembered() { grep -c -F -- "$1" "$output_directory/restarts.jsonl" 2>/dev/null || true; }
+remembered() {
+  local count
+  count=$(grep -c -F -- "$1" "$output_directory/restarts.jsonl" 2>/dev/null) || true
+  echo "${count:-0}"                                     # nothing where there is no such file yet
+}
 
 # How often in a row this job has failed at the checkpoint that is the newest now. A request to stop, as by preemption
 # or the time limit, is no failure, however early; nor is another bad node that is found before the start.
