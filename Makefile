@@ -7,6 +7,10 @@ STAMP   := $(VENV)/.installed
 # machine: the wheel index that PyTorch's "Get started" page shows for "CPU".
 TORCH_INDEX ?=
 export TORCH_EXTENSIONS_DIR := $(CURDIR)/.torch_extensions
+# Tests side by side. Most of them start programs of two processes, so more of them than cores gain little.
+JOBS ?= 2
+# Tests start some thousand Python processes: each would compile the project anew where bytecode is not kept.
+TESTS := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --durations=25
 
 .PHONY: help install demo test test-fast test-cluster bench gpu-check golden lint types debian clean
 help:
@@ -29,14 +33,14 @@ debian:
 	bash scripts/debian
 
 test: $(STAMP) debian lint types
-	$(BIN)/python -m pytest -m "not cluster" tests
-	$(BIN)/python -m pytest -m cluster tests
+	$(TESTS) --dist loadfile -m "not cluster" tests
+	$(TESTS) --dist worksteal -m cluster tests
 
 test-fast: $(STAMP)
-	$(BIN)/python -m pytest tests
+	$(TESTS) --dist loadfile tests
 
 test-cluster: $(STAMP) debian
-	$(BIN)/python -m pytest -m cluster tests
+	$(TESTS) --dist worksteal -m cluster tests
 
 bench: $(STAMP)
 	$(BIN)/python -m tests.bench

@@ -19,6 +19,8 @@ PARAMETERS = {"tiny": (804_992, 4.0, 8.0), "tiny-pretrain": (836_736, 2.0, 12.0)
 # megatron-core with fp32 master and Adam, the vocabulary of 260 padded to 384 in both embeddings (+ 2 x 124 x 128)
 assert PARAMETERS["tiny-pretrain"][0] == PARAMETERS["tiny"][0] + 2 * 124 * 128
 
+INTERPRETER = sys.executable  # beside which toolkit launch finds torchrun; what is forked has another
+
 
 def profile(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     quiet = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
@@ -33,6 +35,7 @@ def profile(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("recipe", PARAMETERS)
 def test_a_real_run_is_measured_and_its_calibration_can_be_used(recipe: str, tmp_path: Path) -> None:
     arguments = (recipe, "--cluster", "local-cpu", "--steps", "3", "--warm-up", "1", "--out", "here")
@@ -61,10 +64,11 @@ def test_a_real_run_is_measured_and_its_calibration_can_be_used(recipe: str, tmp
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_the_table_of_gpu_check_reads_a_run_and_its_profile(tmp_path: Path) -> None:
     launch = ("launch", "tiny-pretrain", "--cluster", "local-cpu", "--gpus", "1", "--out", "tiny-pretrain")
     more = ("--", "--max-steps", "4", "--output-dir", str(tmp_path / "tiny-pretrain" / "run"))
-    run = [sys.executable, "-m", "toolkit", *launch, *more]
+    run = [INTERPRETER, "-m", "toolkit", *launch, *more]
     subprocess.run(run, cwd=tmp_path, check=True, capture_output=True, timeout=600)
     shape = ("--cluster", "local-cpu", "--steps", "2", "--warm-up", "1")
     done = profile("tiny-pretrain", *shape, "--out", "profile-tiny-pretrain", folder=tmp_path)
@@ -82,6 +86,7 @@ def test_gpu_check_without_a_gpu_says_so() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_a_recipe_with_fewer_steps_than_asked_for_is_a_sentence(tmp_path: Path) -> None:
     done = profile("tiny-pretrain", "--cluster", "local-cpu", "--steps", "58", "--warm-up", "3", folder=tmp_path)
     assert done.returncode == 2 and "ended before step 63" in done.stderr and "fewer --steps" in done.stderr

@@ -35,6 +35,7 @@ def test_layers_that_the_model_has_not(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_the_exit_code_follows_the_tolerance(tmp_path: Path) -> None:
     path = written(tmp_path, zero_stage=1)
     good = CliRunner().invoke(command, [path, "--layers", "2", "--tolerance", "0.05", "--json"])

@@ -42,6 +42,7 @@ def agrees(found: dict[str, Any], exact: tuple[str, ...] = STATES, peak: float =
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("micro_batches", [1, 4])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_deepspeed_at_64_gpus(stage: int, micro_batches: int) -> None:
@@ -56,18 +57,21 @@ def test_deepspeed_at_64_gpus(stage: int, micro_batches: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_a_model_that_zero_3_holds_whole() -> None:
     """Two layers and a large vocabulary: the tensor that crosses max_live_parameters is gathered all the same."""
     agrees(dry("deepspeed", 2, zero_stage=3))
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(("stage", "offload"), [(1, 1), (2, 1), (3, 1), (3, 2)])
 def test_deepspeed_offload(stage: int, offload: int) -> None:
     agrees(dry("deepspeed", 4, zero_stage=stage, offload=offload), (*STATES, "host"))
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_a_secondary_copy() -> None:
     found = dry("deepspeed", 4, zero_stage=3, hpz=8)
     agrees(found)
@@ -77,6 +81,7 @@ def test_a_secondary_copy() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     "strategy",
     [
@@ -93,17 +98,20 @@ def test_fsdp2_at_64_gpus(strategy: dict[str, int]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_fsdp2_of_few_layers_and_many_words() -> None:
     agrees(dry("fsdp", 2, zero_stage=3), peak=0.001)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("micro_batches", [1, 2])
 def test_data_parallelism(micro_batches: int) -> None:
     agrees(dry("ddp", 2, gradient_accumulation_steps=micro_batches))
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("framework", ["ddp", "deepspeed"])
 def test_adapters(framework: str) -> None:
     work = {"sequence_length": 2048, "method": "lora"}
@@ -113,6 +121,7 @@ def test_adapters(framework: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("changes", [{"precision": "fp16"}, {"optimizer": "adamw_unfused"}], ids=str)
 def test_other_workloads(changes: dict[str, str]) -> None:
     work = {"sequence_length": 128} | changes
@@ -121,6 +130,7 @@ def test_other_workloads(changes: dict[str, str]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     "changes",
     [{}, {"virtual_pipeline_stages": 2}, {"cp": 2, "dp": 1}, {"recompute": 2}],
@@ -147,6 +157,7 @@ def test_megatron_70b(changes: dict[str, int]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     "changes",
     [
@@ -185,12 +196,14 @@ def test_megatron_mixture(changes: dict[str, int]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_wide_experts_one_on_each_rank() -> None:
     mixture = msgspec.structs.replace(QWEN_30B_A3B, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=4096)
     agrees(dry("megatron", 4, mixture, 4096, zero_stage=1, ep=8, pp=2))
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     ("job", "words"),
     [
@@ -210,6 +223,7 @@ def test_what_cannot_be_run_dry_is_said(job: Plan, words: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_a_time_limit() -> None:
     with pytest.raises(ToolkitError, match="took more than 0.1 s"):
         verify(made("deepspeed", zero_stage=3), load_calibration(), 4, limit=0.1)
