@@ -138,7 +138,7 @@ def test_what_others_have_committed_is_said_to_be_so(tmp_path: Path) -> None:
 
 
 def test_the_trainers_own_folders(tmp_path: Path) -> None:
-    """A staging folder never renamed, a copy under another number, one without an optimizer, a rank without its state."""
+    """A staging folder never renamed, a copy of another number, one without an optimizer, a rank without its state."""
     hugging_face(tmp_path / "checkpoint-300")
     hugging_face(tmp_path / "checkpoint-400").rename(tmp_path / "tmp-checkpoint-400")
     shutil.copytree(tmp_path / "checkpoint-300", tmp_path / "checkpoint-500")

@@ -159,9 +159,7 @@ def set_aside_incomplete(directory: str | Path) -> list[Path]:
     being saved again, the older checkpoint gets its name back where the newer is not whole.
     """
     folder = Path(directory)
-    if not folder.is_dir():
-        return []
-    for path in folder.iterdir():
+    for path in _inside(folder):
         if HALF_WRITTEN.fullmatch(path.name):
             durable.remove(path)
     moved = [_set_aside(path) for path in _all(directory) if not is_complete(path)]
@@ -204,9 +202,9 @@ def mark_finished(directory: str | Path, facts: dict[str, Any]) -> None:
 def finished(directory: str | Path) -> dict[str, Any] | None:
     """What :func:`mark_finished` was given, or None while the run is not done."""
     path = Path(directory) / FINISHED
-    if not path.is_file():
-        return None
     try:
+        if not path.is_file():
+            return None
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.MsgspecError) as error:
         raise ToolkitError(f"cannot read {path}: {reason(error)}", remedy="choose another --output-dir") from error
@@ -226,7 +224,15 @@ def _all(directory: str | Path) -> list[Path]:
 def _named(directory: str | Path, name: re.Pattern[str]) -> list[tuple[Path, int]]:
     """Folders and steps, the oldest step first; of one step the one that is being replaced first."""
     folder = Path(directory)
-    if not folder.is_dir():
-        return []
-    found = [(int(match[1]), not match[2], path) for path in folder.iterdir() if (match := name.fullmatch(path.name))]
+    found = [(int(match[1]), not match[2], path) for path in _inside(folder) if (match := name.fullmatch(path.name))]
     return [(path, step) for step, _, path in sorted(found)]
+
+
+def _inside(folder: Path) -> list[Path]:
+    """What a folder holds, nothing where there is none; raises ToolkitError where this user may not look."""
+    try:
+        return list(folder.iterdir()) if folder.is_dir() else []
+    except PermissionError as error:
+        raise ToolkitError(
+            f"cannot read {folder}: {error.strerror}", remedy="ask for the right to, or give another --output-dir"
+        ) from error

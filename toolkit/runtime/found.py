@@ -10,6 +10,7 @@ torch           a folder with .metadata and *.distcp         none
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -73,7 +74,7 @@ def look(directory: Path) -> list[Found]:
 
     Raises ToolkitError where there is no such folder.
     """
-    if not directory.is_dir():
+    if not os.path.isdir(directory):  # noqa: PTH112  also where a folder above it cannot be read
         raise ToolkitError(f"{directory} is no folder", remedy="give a run's output directory, or one checkpoint")
     kind = kind_of(directory)
     if kind and not any(kind_of(each) for each in _folders(directory) if not TAG.fullmatch(each.name)):
@@ -113,11 +114,10 @@ def kind_of(path: Path) -> str:
 
 
 def _step(path: Path) -> int:
-    if (path / MANIFEST).is_file():
-        try:
-            return manifest.read(path).step
-        except ToolkitError:
-            pass
+    try:
+        return manifest.read(path).step
+    except ToolkitError:  # it has none, or it is told as unreadable
+        pass
     numbers = NUMBER.findall(path.name)
     if numbers:
         return int(numbers[-1])

@@ -70,6 +70,16 @@ class Lease:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Lease:
+        try:
+            self._take()
+        except PermissionError as error:
+            raise ToolkitError(
+                f"cannot write in {self.directory}: {error.strerror}",
+                remedy="ask for the right to, or give another --output-dir",
+            ) from error
+        return self
+
+    def _take(self) -> None:
         generation = self._free_generation()
         path = self.directory / f".lease.{generation}"
         temporary = self.directory / f".lease-of-{self.holder.host}-{self.holder.pid}"
@@ -87,7 +97,6 @@ class Lease:
         _held[self.directory.resolve()] = self
         self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
         self._thread.start()
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
