@@ -51,7 +51,7 @@ MAY_IMPORT = {
     "report": {"report", *FOUNDATION, *NOUNS},
     "runtime": {"runtime", *FOUNDATION, *NOUNS},
     "verify": {"verify", "estimate", "emit", "runtime", *FOUNDATION, *NOUNS},
-    "profile": {"profile", "estimate", "calibrate", "emit", *FOUNDATION, *NOUNS},
+    "profile": {"profile", "estimate", "calibrate", "emit", "runtime", *FOUNDATION, *NOUNS},
 }
 HEAVY = {"torch", "transformers", "deepspeed", "pydantic", "matplotlib", "plotly", "accelerate", "yaml", "megatron"}
 

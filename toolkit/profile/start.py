@@ -12,6 +12,7 @@ from typing import Any
 from toolkit.emit.bundle import bundle
 from toolkit.errors import ToolkitError
 from toolkit.plan import Plan
+from toolkit.runtime import child
 
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 NEEDED = ("plan.json", "ds_config.json", "megatron_core.json")
@@ -63,9 +64,7 @@ def _one_gpu() -> dict[str, str]:
 def _run(what: str, module: list[str], environment: dict[str, str], limit: float) -> str:
     """The last line that the process wrote to its standard output."""
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", *module], env=environment, capture_output=True, text=True, timeout=limit
-        )
+        done = child.run([sys.executable, "-m", *module], environment, limit)
     except subprocess.TimeoutExpired as error:
         raise ToolkitError(
             f"{what} took more than {limit:g} s", remedy="give a larger --time-limit, or fewer --steps"

@@ -11,6 +11,7 @@ from pathlib import Path
 from toolkit.emit.bundle import bundle
 from toolkit.errors import ToolkitError
 from toolkit.plan import Plan
+from toolkit.runtime import child
 from toolkit.verify.parity.traces import Run, read
 
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -55,7 +56,7 @@ def start(
     launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}") if workers > 1 else ()
     command = [sys.executable, *launcher, "-m", module, *first, *arguments(folder, steps, more)]
     try:
-        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=limit)
+        done = child.run(command, environment(), limit)
     except subprocess.TimeoutExpired as error:
         raise ToolkitError(
             f"{_name(plan)} took more than {limit:g} s", remedy="give a larger --time-limit, or fewer --steps"

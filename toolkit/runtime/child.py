@@ -1,0 +1,108 @@
+"""A program that is started and waited for: nothing of it outlives the one who waits.
+
+A time limit, Ctrl-C, SIGTERM or SIGHUP end it with all that it has started, also what torchrun puts into sessions of
+its own; should this process be killed, the kernel kills the program (Linux), and its ranks see that their parent is
+gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+ASKED_TO_END = (signal.SIGTERM, signal.SIGHUP)
+WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
+ROUNDS = 5  # of looking for what was started while the others were killed
+LAST_WORDS = 10.0  # seconds for the pipes of what was killed to close
+
+
+def run(command: Sequence[str], environment: Mapping[str, str], limit: float) -> subprocess.CompletedProcess[str]:
+    """Start ``command``, wait for at most ``limit`` seconds, and return its exit code and what it wrote.
+
+    Raises subprocess.TimeoutExpired after that time; by then it is gone, as it is after any other exception.
+    """
+    with _ends_are_exceptions():
+        started = subprocess.Popen(
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,  # Ctrl-C is for this process to handle
+            preexec_fn=_with_its_parent(),
+        )
+        try:
+            out, err = started.communicate(timeout=limit)
+        except BaseException:
+            end(started.pid)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                started.communicate(timeout=LAST_WORDS)
+            raise
+    return subprocess.CompletedProcess(command, started.returncode, out, err)
+
+
+def end(process: int) -> None:
+    """Kill a process and all that it has started, as far as that can be seen."""
+    for _ in range(ROUNDS):
+        family = [process, *descendants(process)]
+        for each in family:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(each, signal.SIGKILL)
+        if len(family) == 1:
+            return
+
+
+def descendants(process: int) -> list[int]:
+    """Children and their children that run, by ``/proc/PID/stat``; none where there is no /proc."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            state, parent = path.read_text(errors="replace").rpartition(")")[2].split()[:2]
+            if state not in "ZX":
+                children.setdefault(int(parent), []).append(int(path.parent.name))
+    found, further = [], [process]
+    while further:
+        own = children.get(further.pop(), [])
+        found += own
+        further += own
+    return found
+
+
+def _with_its_parent() -> Callable[[], object] | None:
+    """What the child does before it becomes the program: one call of C, since the parent may have threads."""
+    if sys.platform != "linux":
+        return None
+    import ctypes
+
+    return functools.partial(ctypes.CDLL(None).prctl, WITH_PARENT, int(signal.SIGKILL))
+
+
+@contextlib.contextmanager
+def _ends_are_exceptions() -> Iterator[None]:
+    """SIGTERM and SIGHUP unwind as Ctrl-C does, so that temporary folders go too; not in a thread, which gets none."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {}
+    try:
+        for number in ASKED_TO_END:
+            if signal.getsignal(number) is signal.SIG_DFL:
+                before[number] = signal.signal(number, _leave)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
