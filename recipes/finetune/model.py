@@ -62,7 +62,7 @@ def tokenizer_named(name: str) -> Any:
     there, like_a_path = is_there(path), name.startswith((".", "~", "/"))
     if like_a_path and not there or there and not path.is_dir():
         raise ToolkitError(
-            f"the tokenizer {name!r} {'is no folder' if there else 'does not exist'}",
+            f"cannot load the tokenizer {name!r}: {'it is no folder' if there else 'it does not exist'}",
             remedy="give byte, a folder with tokenizer.json and tokenizer_config.json, or a hub name",
         )
     from transformers import AutoTokenizer

@@ -72,7 +72,7 @@ def rows_of(path: Path) -> Iterator[Mapping[str, Any]]:
         return _of_parquet(path)
     if not is_rows(path):
         raise ToolkitError(f"{path} is text, rows were expected", remedy="give a .jsonl, .json or .parquet file")
-    return _of_array(path) if _is_array(path) else _of_lines(path)
+    return _of_array(path) if is_array(path) else _of_lines(path)
 
 
 def text_of(path: Path) -> str:
@@ -102,7 +102,7 @@ def about_how_many(path: Path) -> int:
         return int(pyarrow.parquet.ParquetFile(path).metadata.num_rows)
     if not is_rows(path):
         return 1
-    if _is_array(path):
+    if is_array(path):
         return max(1, sum(1 for _ in _of_array(path)))
     with path.open("rb") as raw:
         file: Any = gzip.GzipFile(fileobj=raw) if ending(path).endswith(".gz") else raw
@@ -120,7 +120,8 @@ def _unreadable(path: Path, error: Exception) -> ToolkitError:
     return ToolkitError(f"cannot read {path}: {reason}", remedy="check the file: is it whole, and may it be read?")
 
 
-def _is_array(path: Path) -> bool:
+def is_array(path: Path) -> bool:
+    """Whether a file of JSON is one array; else it has an object on each line."""
     try:
         with _open(path) as file:
             return bool(file.read(4096).removeprefix(BYTE_ORDER_MARK).lstrip()[:1] == b"[")

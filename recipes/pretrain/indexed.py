@@ -20,6 +20,7 @@ from recipes import ranks, schedule
 from recipes.finetune.model import hub_or_path
 from recipes.pretrain.config import CoreConfig
 from recipes.pretrain.data import Data, Windows, require_known
+from recipes.pretrain.soundness import require_sound
 from recipes.pretrain.tokens import HELD_OUT, beside, fingerprint, load_tokenizer, read_manifest
 from toolkit.errors import ToolkitError
 from toolkit.plan import Plan
@@ -38,8 +39,11 @@ class _Made:
 class Indexed:
     """The sequences of a run over one indexed file, in the library's order."""
 
-    def __init__(self, dataset: Any, sequence_length: int, epoch: int, samples: int) -> None:
+    def __init__(
+        self, dataset: Any, sequence_length: int, epoch: int, samples: int, largest: int | None = None
+    ) -> None:
         self.dataset, self.sequence_length, self.epoch, self.samples = dataset, sequence_length, epoch, samples
+        self.largest = largest  # token that there is, by the manifest
 
     def __len__(self) -> int:
         return self.epoch
@@ -50,7 +54,13 @@ class Indexed:
         The library's order is made for so many samples and no more; a run reads on where it has left some out.
         """
         item = self.dataset[index % self.samples]
-        return np.append(item["tokens"].numpy(), item["labels"][-1:].numpy())
+        tokens = np.append(item["tokens"].numpy(), item["labels"][-1:].numpy())
+        if self.largest is not None and not 0 <= tokens.min() <= tokens.max() <= self.largest:
+            raise ToolkitError(
+                f"sample {index} holds token {tokens.max()}, and the data's largest is {self.largest} by its manifest",
+                remedy="its .bin is damaged: prepare the data again",
+            )
+        return tokens
 
 
 def load(plan: Plan, core: CoreConfig, contract: Contract, folder: Path, rank: int) -> Data:
@@ -72,6 +82,7 @@ def load(plan: Plan, core: CoreConfig, contract: Contract, folder: Path, rank: i
             remedy="prepare the data with the contract's tokenizer, or set the contract's tokenizer to the data's",
         )
     require_known(plan, manifest.largest)
+    ranks.on_first_rank(lambda: require_sound(prefix, manifest), rank)
     length, seed = core.training.sequence_length, core.training.seed
     epoch = max(0, (manifest.tokens - 1) // length)
     if not epoch:
@@ -110,7 +121,7 @@ def load(plan: Plan, core: CoreConfig, contract: Contract, folder: Path, rank: i
         build()
 
     ranks.on_first_rank(write_order, rank)
-    train = Indexed(build(), length, epoch, steps * contract.global_batch_size)
+    train = Indexed(build(), length, epoch, steps * contract.global_batch_size, manifest.largest)
     return Data(train, _held_out(prefix, manifest.held_out_tokens, length), steps, manifest.sha256)
 
 

@@ -11,52 +11,25 @@ are held out with it.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import hashlib
-import multiprocessing
 import os
 import shutil
 import time
 import warnings
-from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from recipes import program
 from recipes.pretrain import sources
-from recipes.pretrain.sources import Part
+from recipes.pretrain.parts import Counted, Job, alone, claim, count, dtype_of, file_of
 from recipes.pretrain.tokens import HELD_OUT, Manifest, beside, encode, fingerprint, load_tokenizer
 from toolkit.errors import Problems, ToolkitError
 from toolkit.runtime import durable
 
-BATCH = 256  # texts per call of the tokenizer
+MOST_PART_MIB = 1_000_000
 RESULTS = (".bin", ".idx", f"{HELD_OUT}.bin", f"{HELD_OUT}.idx", ".json")
-
-
-class Job(msgspec.Struct, frozen=True):
-    """What decides the result; recorded with the parts, so that no others are taken for them."""
-
-    dataset: str
-    tokenizer: str
-    tokenizer_sha256: str
-    text_column: str
-    held_out: float
-    vocabulary: int
-    parts: list[Part]
-
-
-class Counted(msgspec.Struct, frozen=True):
-    """What a finished part holds."""
-
-    documents: int = 0
-    tokens: int = 0
-    held_out_documents: int = 0
-    held_out_tokens: int = 0
-    largest: int = 0
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -80,13 +53,18 @@ def _run(options: argparse.Namespace) -> int:
             problems.add(f"--workers is {options.workers}", "it must be 1 or more")
         if not 0.0 <= options.held_out < 1.0:
             problems.add(f"--held-out is {options.held_out}", "it must be at least 0 and less than 1")
-        if not options.part_mib > 0:
-            problems.add(f"--part-mib is {options.part_mib}", "it must be more than 0")
-        there = [str(path) for ending in RESULTS if (path := beside(options.out, ending)).exists()]
-        if there and not options.force:
+        if not 0 < options.part_mib <= MOST_PART_MIB:
+            problems.add(f"--part-mib is {options.part_mib}", f"it must be more than 0, and at most {MOST_PART_MIB:,}")
+        if Path(options.out).name in ("", "."):
+            problems.add(
+                f"--out is {options.out!r}", "give a folder and the beginning of the files' names: data/corpus"
+            )
+        folder = beside(options.out, ".parts")
+        if (there := _results(options.out)) and not options.force and not _is_torn(options.out, folder):
             problems.add(f"{', '.join(there)} exists", "give another --out, or --force")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
     tokenizer = load_tokenizer(options.tokenizer)
+    encode([], tokenizer)  # without an end token nothing can be prepared
     job = Job(
         dataset=options.dataset,
         tokenizer=options.tokenizer,
@@ -96,12 +74,21 @@ def _run(options: argparse.Namespace) -> int:
         vocabulary=len(tokenizer),
         parts=sources.parts_of(options.dataset, max(1, int(options.part_mib * 2**20))),
     )
-    folder = beside(options.out, ".parts")
-    _claim(folder, job, options.force)
     started = time.perf_counter()
-    counted = list(_count(folder, job, options.workers))
-    manifest = _merge(job, folder, options.out, counted, tokenizer.eos_token_id)
-    shutil.rmtree(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with alone(folder):
+            if not options.force and beside(options.out, ".json").exists():
+                raise ToolkitError(f"{options.out} was made by another process in this moment", remedy="use it")
+            claim(folder, job, options.force)
+            counted = list(count(folder, job, options.workers))
+            manifest = _merge(job, folder, options.out, counted, tokenizer.eos_token_id)
+    except OSError as error:
+        raise ToolkitError(
+            f"cannot write {options.out}: {error.strerror or error}",
+            remedy="make room, or choose another --out; the parts that are finished stay",
+        ) from error
+    shutil.rmtree(folder, ignore_errors=True)
     seconds = time.perf_counter() - started
     print(
         f"{options.out}: {manifest.documents:,} documents, {manifest.tokens:,} tokens; held out"
@@ -110,78 +97,13 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _claim(folder: Path, job: Job, force: bool) -> None:
-    """Go on with the parts of this very job, or begin; raises ToolkitError for those of another one."""
-    record, text = folder / "job.json", msgspec.json.encode(job)
-    try:
-        if force:
-            shutil.rmtree(folder, ignore_errors=True)
-        if record.is_file() and record.read_bytes() != text:
-            raise ToolkitError(
-                f"{folder} holds parts of another input, tokenizer or other options",
-                remedy="finish that preparation with its own options, or drop its parts with --force",
-            )
-        folder.mkdir(parents=True, exist_ok=True)
-        durable.replace(record, text)
-    except OSError as error:
-        raise ToolkitError(f"cannot write {folder}: {error}", remedy="choose another --out") from error
+def _results(out: str) -> list[str]:
+    return [str(path) for ending in RESULTS if (path := beside(out, ending)).exists()]
 
 
-def _count(folder: Path, job: Job, workers: int) -> Iterator[Counted]:
-    """Tokenise what is not finished, in processes of their own, and give the counts of all parts in order."""
-    missing = [number for number in range(len(job.parts)) if not (folder / f"{number:06d}.json").is_file()]
-    if done := len(job.parts) - len(missing):
-        print(f"{done} of {len(job.parts)} parts were finished before", flush=True)
-    processes = min(workers, len(missing))
-    if processes:
-        spawn = multiprocessing.get_context("spawn")  # a fork would copy the tokenizer's locks
-        problem = ""
-        with spawn.Pool(processes, _begin, (str(folder),)) as pool:
-            for number, (at, problem) in enumerate(pool.imap_unordered(_tokenise, missing), start=done + 1):
-                if problem:
-                    break
-                print(f"part {number}/{len(job.parts)} finished ({job.parts[at].path})", flush=True)
-        if problem:
-            raise ToolkitError(problem, remedy="correct the input; the parts that are finished stay")
-    for number in range(len(job.parts)):
-        yield msgspec.json.decode((folder / f"{number:06d}.json").read_bytes(), type=Counted)
-
-
-_worker: dict[str, Any] = {}  # what a worker process loads once
-
-
-def _begin(folder: str) -> None:
-    job = msgspec.json.decode((Path(folder) / "job.json").read_bytes(), type=Job)
-    _worker.update(folder=Path(folder), job=job, tokenizer=load_tokenizer(job.tokenizer))
-
-
-def _tokenise(number: int) -> tuple[int, str]:
-    """One part to tokens and lengths; its counts are written last. A problem comes back as a sentence."""
-    folder, job, tokenizer = _worker["folder"], _worker["job"], _worker["tokenizer"]
-    dtype, largest = _dtype(job.vocabulary), 0
-    lengths: dict[str, list[int]] = {"": [], HELD_OUT: []}
-    with contextlib.ExitStack() as stack:
-        files = {which: stack.enter_context(_part(folder, number, which).open("wb")) for which in lengths}
-        try:
-            found = sources.texts(job.parts[number], job.text_column)
-            while batch := list(islice(found, BATCH)):
-                for text, row in zip(batch, encode(batch, tokenizer), strict=True):
-                    which = HELD_OUT if _is_held_out(text, job.held_out) else ""
-                    np.asarray(row, dtype).tofile(files[which])
-                    lengths[which].append(len(row))
-                    largest = max(largest, max(row))
-        except ToolkitError as error:
-            return number, "; ".join(one.message for one in error.problems)
-    for which, found_lengths in lengths.items():
-        np.asarray(found_lengths, np.int32).tofile(_part(folder, number, which, "lengths"))
-    train, held = lengths[""], lengths[HELD_OUT]
-    counted = Counted(len(train), sum(train), len(held), sum(held), largest)
-    durable.replace(folder / f"{number:06d}.json", msgspec.json.encode(counted))
-    return number, ""
-
-
-def _is_held_out(text: str, share: float) -> bool:
-    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8], "big") < share * 2.0**64
+def _is_torn(out: str, folder: Path) -> bool:
+    """Whether what is there is of a preparation that ended while it joined its parts, which are still there."""
+    return (folder / "job.json").is_file() and not beside(out, ".json").exists()
 
 
 def _merge(job: Job, folder: Path, out: str, counted: list[Counted], end: int) -> Manifest:
@@ -205,6 +127,9 @@ def _merge(job: Job, folder: Path, out: str, counted: list[Counted], end: int) -
         **totals | {"largest": max(one.largest for one in counted)},
         **hashes,
     )
+    for ending in RESULTS[:-1]:
+        if (path := beside(out, ending)).exists():
+            durable.sync(path)
     durable.replace(beside(out, ".json"), msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
     return manifest
 
@@ -215,26 +140,17 @@ def _join(job: Job, folder: Path, out: str, which: str, counted: list[Counted]) 
     from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
     target = beside(out, f"{which}.bin")
-    builder = IndexedDatasetBuilder(str(target), dtype=_dtype(job.vocabulary))
+    builder = IndexedDatasetBuilder(str(target), dtype=dtype_of(job.vocabulary))
     for number in range(len(counted)):
         # as its add_index does, from parts that could be written without importing torch in every worker
-        with _part(folder, number, which).open("rb") as file:
+        with file_of(folder, number, which).open("rb") as file:
             shutil.copyfileobj(file, builder.data_file)
         first = len(builder.sequence_lengths)
-        builder.sequence_lengths.extend(np.fromfile(_part(folder, number, which, "lengths"), np.int32))
+        builder.sequence_lengths.extend(np.fromfile(file_of(folder, number, which, "lengths"), np.int32))
         builder.document_indices.extend(range(first + 1, len(builder.sequence_lengths) + 1))
     builder.finalize(str(beside(out, f"{which}.idx")))
     with target.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _part(folder: Path, number: int, which: str, ending: str = "tokens") -> Path:
-    return folder / f"{number:06d}{which}.{ending}"
-
-
-def _dtype(vocabulary: int) -> type[np.number]:
-    """Two bytes per token where they suffice: ``DType.optimal_dtype`` of the library."""
-    return np.uint16 if vocabulary < 65500 else np.int32
 
 
 if __name__ == "__main__":

@@ -103,5 +103,5 @@ def encode(texts: list[str], tokenizer: Any) -> list[list[int]]:
     if isinstance(tokenizer, ByteTokenizer):
         rows = [tokenizer.encode(text) for text in texts]
     else:
-        rows = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+        rows = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else []
     return [[*([] if begin is None else [begin]), *row, end] for row in rows]
