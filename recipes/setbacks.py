@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -124,7 +125,9 @@ class Setbacks:
         """Where the data stand after this step."""
         return skipped.batch_of(step, self.batches) * self.global_batch
 
-    def look(self, step: int, loss: float | None, gradient_norm: float | None, scale_can_fall: bool = False) -> bool:
+    def look(
+        self, step: int, loss: float | None, gradient_norm: float | None, scale_can_fall: Callable[[], bool]
+    ) -> bool:
         """Whether the run is to go back now; raises Diverged on every rank where it is to stop. All ranks call it."""
         found = self.watch.look(step, loss, gradient_norm, scale_can_fall)
         verdict = self._agreed(self._verdict(found))

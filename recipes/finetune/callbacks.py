@@ -35,7 +35,7 @@ class RecordSteps(TrainerCallback):
         self.held_out_loss: float | None = None
         self.evaluated = -1  # after which step
         self.saver: Saver | None = None  # set once there is one
-        self.clock = StepClock()
+        self.clock, self.seconds = StepClock(), 0.0  # of the last step
         self._bar: Any = None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -94,6 +94,7 @@ class RecordSteps(TrainerCallback):
         contract = self.plan.contract
         stall = self.saver.take_stall_seconds() if self.saver is not None else 0.0
         seconds, parts = self.clock.stop(stall)
+        self.seconds = seconds
         peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() and not args.use_cpu else None
         record = StepRecord(
             step=state.global_step,

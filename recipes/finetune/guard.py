@@ -6,6 +6,7 @@ has prepared, depending on the framework. Here the second time takes all that as
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,8 @@ class Guard(TrainerCallback):
         """Where the run is to go back, nothing is evaluated or saved before it does."""
         if logs is None or "loss" not in logs:
             return
-        if self.setbacks.look(
-            state.global_step, logs["loss"], logs.get("grad_norm"), loss_scale_can_fall(self.trainer)
-        ):
+        can_fall = functools.partial(loss_scale_can_fall, self.trainer)
+        if self.setbacks.look(state.global_step, logs["loss"], logs.get("grad_norm"), can_fall):
             control.should_training_stop = True
             control.should_evaluate = control.should_save = False
 

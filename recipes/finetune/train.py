@@ -19,7 +19,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from recipes import program, ranks, resume, schedule, setbacks
+from recipes import program, ranks, resume, schedule, setbacks, stragglers
 from recipes.finetune import arguments, checks, libraries, material, padding, result
 from recipes.finetune import model as models
 from toolkit import plan as plans
@@ -48,12 +48,14 @@ def main(argv: list[str] | None = None) -> int:
         help="BatchNorm, where the model has some, over the samples of all ranks",
     )
     setbacks.add_options(parser)
+    stragglers.add_options(parser)
     return program.told(run, parser.parse_args(argv))
 
 
 def run(options: argparse.Namespace) -> int:
     """Read and check everything that needs no torch, then train."""
     setbacks.rules(options)
+    stragglers.rules(options)
     text = _read(options.plan)
     plan = plans.load(text, str(options.plan))
     folder = options.output_dir or options.plan.parent / "run"
@@ -183,6 +185,15 @@ def _train(
         setbacks.Share(rank, training.world_size, plan.strategy.micro_batch_size),
     )
     watch = guard.Guard(back)
+    apart = plan.strategy.framework == "ddp" or (
+        plan.strategy.framework == "deepspeed" and plan.strategy.zero_stage < 3
+    )
+    behind = watching.TellStragglers(
+        stragglers.StragglerWatch(
+            stragglers.rules(options), everybody, telemetry, say, training.device.type, work=0, apart=apart
+        ),
+        record,
+    )
     commits = callbacks.CommitCheckpoints(
         record.saver, plan, resume.facts(plan) | identity, read.training, material.identity(plan, folder), back
     )
@@ -206,6 +217,7 @@ def _train(
             record,  # after what a save takes, so that this is no part of the next step
             going_on,
             watch,
+            behind,
             callbacks.SaveOnRequest(stop),
             callbacks.DropConverted(),
             watching.WatchSections(options.watchdog),
@@ -215,6 +227,7 @@ def _train(
     isolation.trainer = going_on.trainer = record.trainer = watch.trainer = trainer
     trainer.stop = stop
     commits.attach(trainer)
+    behind.attach(trainer)
     trainer.remove_callback(PrinterCallback)
     if report_to:
         reporting.number(trainer)

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from megatron.core import parallel_state
 
+from recipes.stragglers import OwnSeconds
+
 
 def context_slice(batch: dict[str, torch.Tensor], ranks: int, rank: int) -> dict[str, torch.Tensor]:
     """The part of this context-parallel rank of ``[b, s]`` tensors: chunks ``rank`` and ``2 n - 1 - rank`` of 2 n.
@@ -21,13 +23,17 @@ def context_slice(batch: dict[str, torch.Tensor], ranks: int, rank: int) -> dict
     return {name: torch.cat([piece[rank], piece[2 * ranks - 1 - rank]], dim=1) for name, piece in pieces.items()}
 
 
-def forward_step(device: str) -> Callable[[Iterator[dict[str, torch.Tensor]], Any], Any]:
-    """The schedules' ``forward_step_func``: model output and the function that makes a loss of it."""
+def forward_step(device: str, own: OwnSeconds | None = None) -> Callable[[Iterator[dict[str, torch.Tensor]], Any], Any]:
+    """The schedules' ``forward_step_func``: model output and the function that makes a loss of it; timed by ``own``."""
 
     def step(batches: Iterator[dict[str, torch.Tensor]], model: Any) -> Any:
         ranks, rank = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
         batch = {name: tensor.to(device) for name, tensor in context_slice(next(batches), ranks, rank).items()}
+        if own is not None:
+            own.begin_forward()
         output = model(batch["tokens"], batch["position_ids"], None, labels=batch["labels"])
+        if own is not None:
+            own.end_forward()
         return output, lambda losses: token_losses(losses, batch["loss_mask"])
 
     return step

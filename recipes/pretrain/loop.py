@@ -15,7 +15,7 @@ from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import unwrap_model
 
-from recipes import continuity, resume, schedule, setbacks
+from recipes import continuity, resume, schedule, setbacks, stragglers
 from recipes.finetune.model import load_tokenizer
 from recipes.pretrain import checkpoints, data, evaluation, forward, model, saving
 from recipes.pretrain.config import CoreConfig, learning_rate_contract
@@ -86,6 +86,15 @@ def train(
             core.training.micro_batch_size,
         ),
     )
+    behind = stragglers.StragglerWatch(
+        stragglers.rules(options),
+        back.group,
+        telemetry,
+        say,
+        machine.device,
+        work=parallel_state.get_pipeline_model_parallel_rank(),
+        apart=_apart(core),
+    )
     saves = saving.Saves(plan, folder, built, options)
 
     def save(step: int) -> None:
@@ -135,7 +144,9 @@ def train(
         rate = schedule.learning_rate(step - 1, total, contract)
         model.set_learning_rate(built.optimizer, rate, contract.weight_decay)
         batch = skipped.batch_of(step - 1, back.batches)
-        loss, gradient_norm, back.losses = optimizer_step(built, core, text.train, batch, machine.device, clock)
+        loss, gradient_norm, back.losses = optimizer_step(
+            built, core, text.train, batch, machine.device, clock, behind.own
+        )
         seconds, parts = clock.stop()
         stall = saves.after_step()
         written = StepRecord(
@@ -163,6 +174,7 @@ def train(
             assert again is not None  # it has just been looked at
             step = saves.saver.saved_step = again.step
             continue
+        behind.step(step, seconds)
         stopped = stop.agreed(machine.device, step)
         saved = stopped or step == last or (options.save_steps > 0 and step % options.save_steps == 0)
         if saved:
@@ -212,7 +224,13 @@ def _save_result(plan: Plan, core: CoreConfig, built: Built, folder: Path, rank:
 
 
 def optimizer_step(
-    built: Built, core: CoreConfig, sequences: data.Sequences, batch: int, device: str, clock: StepClock
+    built: Built,
+    core: CoreConfig,
+    sequences: data.Sequences,
+    batch: int,
+    device: str,
+    clock: StepClock,
+    own: stragglers.OwnSeconds,
 ) -> tuple[float, Any, list[Any]]:
     """One global batch through the library's schedule and one update.
 
@@ -224,10 +242,12 @@ def optimizer_step(
         chunk.zero_grad_buffer()
     built.optimizer.zero_grad()
     clock.enter(FORWARD_BACKWARD)
-    batches = [clock.reads(data.micro_batches(sequences, batch, training, ranks, rank)) for _ in built.chunks]
+    batches = [
+        clock.reads(own.reads(data.micro_batches(sequences, batch, training, ranks, rank))) for _ in built.chunks
+    ]
     several = len(built.chunks) > 1  # the interleaved schedule takes lists, the others one of each
     results = get_forward_backward_func()(
-        forward_step_func=forward.forward_step(device),
+        forward_step_func=forward.forward_step(device, own),
         data_iterator=batches if several else batches[0],
         model=built.chunks if several else built.chunks[0],
         num_microbatches=training.global_batch_size // (training.micro_batch_size * ranks),
@@ -245,6 +265,12 @@ def _left_out(step: int, last: int, every: int, folder: Path) -> bool:
     """Whether the evaluation after this step was due, and was interrupted by a request to stop."""
     due = 0 < step < last and every > 0 and step % every == 0
     return due and all(found.step != step for found in read_evaluations(folder))
+
+
+def _apart(core: CoreConfig) -> bool:
+    """Whether the forward passes of a stage wait for no other rank."""
+    degrees = ("tensor_model_parallel_size", "context_parallel_size", "expert_model_parallel_size")
+    return all(core.parallel.get(name, 1) == 1 for name in degrees) and not core.ddp.get("overlap_param_gather")
 
 
 def _finite(value: Any) -> float | None:

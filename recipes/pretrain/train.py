@@ -21,7 +21,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from recipes import program, resume, setbacks
+from recipes import program, resume, setbacks, stragglers
 from recipes.pretrain import config, machine, validity
 from toolkit.runtime import checkpoint
 
@@ -35,12 +35,14 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--eval-sequences", type=int, default=512, help="held-out sequences of one evaluation (512)")
     setbacks.add_options(parser)
+    stragglers.add_options(parser)
     return program.told(run, parser.parse_args(argv))
 
 
 def run(options: argparse.Namespace) -> int:
     """Read and check everything that needs no torch, then train."""
     setbacks.rules(options)
+    stragglers.rules(options)
     plan, core, text = config.load(options.plan, options.megatron or options.plan.parent / "megatron_core.json")
     folder = options.output_dir or options.plan.parent / "run"
     rank, world_size = program.place()

@@ -55,9 +55,9 @@ def test_what_is_not_finite_is_told_at_any_time(bad: float | None) -> None:
 
 def test_an_overflow_of_fp16_is_a_fault_only_where_the_scale_cannot_fall() -> None:
     watch = Watch(Rules())
-    assert watch.look(1, 2.0, math.inf, scale_can_fall=True) is None
-    assert watch.look(2, math.nan, math.nan, scale_can_fall=True) is None
-    assert watch.look(3, 2.0, math.inf, scale_can_fall=False) is not None
+    assert watch.look(1, 2.0, math.inf, lambda: True) is None
+    assert watch.look(2, math.nan, math.nan, lambda: True) is None
+    assert watch.look(3, 2.0, math.inf, lambda: False) is not None
 
 
 def test_what_was_bad_does_not_move_the_rule_and_what_is_undone_is_forgotten() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from toolkit.runtime import outcome, signals, torchrun, watchdog
+from toolkit.runtime import divergence, outcome, signals, torchrun, watchdog
 from toolkit.runtime.outcome import Outcome
 
 # a rank of a run: it says that it is there, and ends as it is told
@@ -151,6 +151,7 @@ def test_nohup_keeps_its_meaning() -> None:
         ("failed", "code", 1),
         ("failed", "memory", 1),
         ("failed", "hang", watchdog.HUNG),
+        ("failed", "diverged", divergence.DIVERGED),
     ],
 )
 def test_the_exit_code_is_that_of_the_outcome(state: str, kind: str, code: int, capfd: pytest.CaptureFixture) -> None:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -87,18 +87,23 @@ class Watch:
             self._learn(record.step, {"loss": record.loss, "gradient_norm": record.gradient_norm})
 
     def look(
-        self, step: int, loss: float | None, gradient_norm: float | None, scale_can_fall: bool = False
+        self,
+        step: int,
+        loss: float | None,
+        gradient_norm: float | None,
+        scale_can_fall: Callable[[], bool] = lambda: False,
     ) -> Finding | None:
         """What is wrong with this step, the worst of it. A norm that is None is not known.
 
-        ``scale_can_fall``: what is not finite is left out by the optimizer, which lowers its loss scale (fp16).
+        ``scale_can_fall`` is asked where something is not finite: whether the optimizer leaves the step out and lowers
+        its loss scale (fp16).
         """
         values = {"loss": math.nan if loss is None else loss, "gradient_norm": gradient_norm}
         known = {name: value for name, value in values.items() if value is not None}
         found = [Finding(step=step, kind=NAN, quantity=name) for name, value in known.items() if not _finite(value)]
         if not found:
             found = [each for name, value in known.items() if (each := self._spike(step, name, value))]
-        elif scale_can_fall:
+        elif scale_can_fall():
             found = []
         self._learn(step, values)
         return found[0] if found else None

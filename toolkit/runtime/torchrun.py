@@ -14,6 +14,7 @@ code  means
 75    stopped on request, with a checkpoint saved or before the first step: the same command goes on
 2     the inputs were refused
 77    the watchdog ended a hang
+78    a loss or gradient norm was not finite, or spiked, and the run was to stop there
 1     anything else
 ====  ==============================================================================================
 
@@ -32,6 +33,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from toolkit.runtime import outcome
+from toolkit.runtime.divergence import DIVERGED
 from toolkit.runtime.outcome import Outcome
 from toolkit.runtime.signals import STOPPED
 from toolkit.runtime.watchdog import HUNG
@@ -147,16 +149,16 @@ def _ended(found: Outcome | None, failed: ChildFailedError | None, requests: Req
     if state == "stopped":
         return STOPPED
     if found is not None and state == "failed" and kind not in ("peer", "agent"):
-        if kind != "input":
+        if kind not in ("input", "diverged"):  # those the program has told
             _say(f"error: rank {found.rank} on {found.node}, after step {found.step}: {found.reason}")
-        return {"input": REFUSED, "hang": HUNG}.get(kind, 1)
+        return {"input": REFUSED, "hang": HUNG, "diverged": DIVERGED}.get(kind, 1)
     if failed is None and requests.first is None:
         return 0
     if failed is None and requests.first is not None and found is None:
         _say(f"stopped ({requests.first.name}) before anything was saved of this start; the same command starts again")
         return STOPPED
     code = failed.get_first_failure()[1].exitcode if failed is not None else 1
-    if code in (REFUSED, HUNG):
+    if code in (REFUSED, HUNG, DIVERGED):
         return code
     held.release()
     if failed is not None:
