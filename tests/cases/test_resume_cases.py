@@ -65,6 +65,36 @@ def test_f01_a_power_cut_left_empty_files_and_no_latest(torn: tuple[str, ...], t
     assert (tmp_path / "latest").read_text().strip() == "global_step400"
 
 
+@pytest.mark.parametrize("held", ["global_step420", "global_step999", "", None], ids=["torn", "gone", "empty", "none"])
+def test_the_pointer_names_what_was_never_finished(held: str | None, tmp_path: Path) -> None:
+    """``latest`` is written by rank 0 before the others have written, and is not brought to the disk."""
+    for step in (400, 420):
+        shard(tmp_path / f"global_step{step}" / "mp_rank_00_model_states.pt")
+        shard(tmp_path / f"global_step{step}" / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
+    (tmp_path / "global_step420" / "zero_pp_rank_0_mp_rank_00_optim_states.pt").unlink()
+    (tmp_path / "global_step420" / "zero_pp_rank_1_mp_rank_00_optim_states.pt").write_bytes(b"PK\x03\x04half")
+    if held is not None:
+        (tmp_path / "latest").write_text(held)
+    chosen = said("ckpt", "latest", tmp_path, "--json", "--write")
+    assert chosen["name"] == "global_step400" and (tmp_path / "latest").read_text() == "global_step400\n"
+
+
+def test_the_newest_is_the_one_with_the_highest_number(tmp_path: Path) -> None:
+    """Sorted as text, checkpoint-999 comes after checkpoint-1000, and the oldest is not the first to go."""
+    for step in (999, 1000, 200, 10_000):
+        for name in ("model.safetensors", "optimizer.pt", "trainer_state.json"):
+            path = tmp_path / f"checkpoint-{step}" / name
+            shard(path)
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+        header = b'{"__metadata__": {}}'
+        weights = len(header).to_bytes(8, "little") + header
+        (tmp_path / f"checkpoint-{step}" / "model.safetensors").write_bytes(weights)
+    found = said("ckpt", "list", tmp_path, "--json")
+    assert [each["step"] for each in found["checkpoints"]] == [200, 999, 1000, 10_000]
+    assert found["newest_valid"] == "checkpoint-10000"
+    assert said("ckpt", "prune", tmp_path, "--json")["deleted"] == ["checkpoint-200", "checkpoint-999"]
+
+
 @given(interval=st.integers(1, 500), steps=st.integers(1, 20), keep=st.integers(1, 3))
 def test_f03_the_last_step_is_a_save_interval_too(interval: int, steps: int, keep: int) -> None:
     """LTX-2 PR 263: the same path, written and listed twice, pushed itself out."""
@@ -77,6 +107,16 @@ def test_f03_the_last_step_is_a_save_interval_too(interval: int, steps: int, kee
 def test_f03_as_it_was_told() -> None:
     saves = [(f"checkpoint-{step}", step) for step in [*range(100, 1001, 100), 1000]]
     assert {path for path, _ in saves} - set(retention.doomed(saves, 1)) == {"checkpoint-1000"}
+
+
+@pytest.mark.parametrize("ranks", [4, 8, 16])
+def test_f05_verify_tells_what_an_elastic_load_of_these_shards_takes(ranks: int, tmp_path: Path) -> None:
+    for rank in range(4):
+        shard(tmp_path / "global_step1" / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+    shard(tmp_path / "global_step1" / "mp_rank_00_model_states.pt")
+    (row,) = said("ckpt", "verify", tmp_path, "--json", "--ranks-per-node", ranks)["checkpoints"]
+    shards = sum(path.stat().st_size for path in (tmp_path / "global_step1").glob("*optim_states.pt"))
+    assert row["elastic_bytes_per_node"] == ranks * shards and f"on a node of {ranks}" in row["notes"][0]
 
 
 def test_f05_5e9_parameters_from_4_to_32_gpus_every_rank_reads_all_of_it() -> None:
@@ -178,7 +218,7 @@ def test_f09_step_200_of_epochs_of_125_steps_is_found_at_once() -> None:
     sequences = Sequences(blocks(1000), 10**15, 1)
     started = time.perf_counter()
     read(sequences, 10**14, 8)
-    assert time.perf_counter() - started < 0.5
+    assert time.perf_counter() - started < 30  # reading that far would take years
     assert sequences.block_of(200 * 8) == int(np.random.default_rng([1, 1]).permutation(1000)[200 * 8 - 1000])
 
 
