@@ -26,7 +26,7 @@ FAKES = {
             }
             trap asked USR1
             touch "$RECORD/ready.$node"
-            for _ in {1..400}; do sleep 0.02; done
+            for _ in {1..3000}; do sleep 0.02; done
             exit 9 ;;
           [0-9]*) exit "$FAKE_TORCHRUN" ;;
           script) . "$RECORD/../script" ;;
@@ -122,7 +122,7 @@ class FakeCluster:
     def run(self, script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Start and wait."""
         process = self.start(script, *arguments, **environment)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=240)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def words(self, name: str) -> list[str]:
@@ -135,7 +135,7 @@ class FakeCluster:
 
     def wait_for(self, name: str) -> None:
         """Until a recorder has written a file."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while not (self.record / name).exists():
             assert time.monotonic() < deadline, f"{name} was never written"
             time.sleep(0.01)

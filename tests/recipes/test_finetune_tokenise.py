@@ -121,11 +121,13 @@ def free_port() -> int:
 
 
 def rank_of_a_run(rank: int, port: int, what: str, results: Any) -> None:
-    """Rank 0 works for 3 s; the group that follows gives up after 2."""
+    """Rank 0 works for 7 s; the group that follows gives up after 5."""
     import datetime
 
+    from torch import distributed
+
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    waiting.BEAT, waiting.PATIENCE = 0.2, 10.0
+    waiting.BEAT, waiting.PATIENCE = 0.2, 30.0
     done = []
 
     def work() -> None:
@@ -133,14 +135,12 @@ def rank_of_a_run(rank: int, port: int, what: str, results: Any) -> None:
             raise ToolkitError("row 7 is wrong", remedy="mend it")
         if what == "dies":
             os._exit(9)
-        time.sleep(3.0)
+        time.sleep(7.0)
         done.append(rank)
 
     try:
         waiting.first_rank_works(work, rank, 2)
-        from torch import distributed
-
-        distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=2))
+        distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=5))
         distributed.barrier()
         results.put((rank, "through", done))
         distributed.barrier()

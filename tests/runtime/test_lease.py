@@ -41,7 +41,7 @@ def test_a_live_one_elsewhere_is_refused_and_a_requeued_job_takes_over_at_once(t
         Lease(tmp_path, {"SLURM_JOB_ID": "8"}).__enter__()
     started = time.monotonic()
     with Lease(tmp_path, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}) as mine:
-        assert time.monotonic() - started < 1
+        assert time.monotonic() - started < 10  # it did not watch
         assert [path.name for path in tmp_path.iterdir()] == [".lease.4"]
         mine.check()
 
@@ -103,7 +103,7 @@ def test_a_killed_process_of_this_machine_leaves_nothing_to_wait_for(tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] == [".lease.1"]
     started = time.monotonic()
     with Lease(tmp_path, {}):
-        assert time.monotonic() - started < 1
+        assert time.monotonic() - started < 10  # it did not watch
 
 
 def test_the_sleeper_that_was_overtaken_must_not_commit(tmp_path: Path) -> None:
@@ -128,9 +128,16 @@ def test_of_many_that_find_a_dead_one_exactly_one_gets_it(tmp_path: Path) -> Non
         "import sys, time\nfrom toolkit.runtime.lease import Lease\nfrom toolkit.errors import ToolkitError\n"
         "try:\n    Lease(sys.argv[1], {}, heartbeat_seconds=0.2, stale_seconds=5).__enter__()\n"
         "except ToolkitError:\n    sys.exit(2)\n"
-        "time.sleep(3)\n"
+        "sys.stdin.read()\n"
     )
-    racers = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) for _ in range(6)]
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    racers = [subprocess.Popen(command, stdin=subprocess.PIPE) for _ in range(6)]
+    end = time.monotonic() + 120
+    while sum(each.poll() is None for each in racers) > 1 and time.monotonic() < end:
+        time.sleep(0.05)
+    for each in racers:  # who has it keeps it until all others have given up
+        assert each.stdin is not None
+        each.stdin.close()
     assert sorted(each.wait() for each in racers) == [0, 2, 2, 2, 2, 2]
     assert [path.name for path in tmp_path.iterdir()] == [".lease.4"]
 

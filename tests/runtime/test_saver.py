@@ -33,7 +33,7 @@ def test_keeps_two_and_tells_the_stall_once(tmp_path: Path) -> None:
     assert [path.name for path in checkpoint.complete(tmp_path)] == ["checkpoint-4", "checkpoint-6", "checkpoint-7"]
     assert (tmp_path / "latest").read_text() == "checkpoint-7\n"
     known = manifest.read(tmp_path / "checkpoint-7")
-    assert known.versions["python"] and 0 < known.save_seconds < 10
+    assert known.versions["python"] and 0 < known.save_seconds < 600
     assert saver.take_stall_seconds() > 0 == saver.take_stall_seconds()
 
 
