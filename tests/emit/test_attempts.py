@@ -200,7 +200,7 @@ def test_what_the_check_is_given(cluster: FakeCluster) -> None:
     meeting = [word for word in cluster.words("torchrun.0") if word.startswith("--rdzv-endpoint=")]
     assert cluster.words("preflight.1")[2:] == [
         *("preflight", "plan/plan.json", "--output-dir", "plan/run", "--keep", "5"),
-        *("--skip", "clock", "--time-limit", "90"),
+        *("--time-limit", "240", "--skip", "clock", "--time-limit", "90"),  # the last one counts
         *("--run-id", "1234567-0", "--rendezvous", meeting[0].partition("=")[2], "--hosts", "n1,n2"),
     ]
     # once on each node, with all of its processors: there is a process for each GPU
@@ -263,7 +263,7 @@ def test_a_stop_request_to_the_script_does_not_wait_for_the_check(cluster: FakeC
         process.send_signal(signal.SIGUSR1)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=1)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 0 and requeued(cluster), err
     assert not (cluster.record / "torchrun.0").exists()
 
@@ -286,6 +286,7 @@ def test_the_check_runs_inside_the_container(cluster: FakeCluster, runtime: str,
     assert "/images/x.sif" in words or "--container-image=/images/x.sif" in words
     at = words.index("python3")
     assert words[at : at + 4] == ["python3", "-m", "toolkit", "preflight"]
+    assert words[words.index("--time-limit") + 1] == "1200"  # images come to some nodes later than to others
 
 
 # --- hangs, and requests to stop, for the caps ------------------------------------------------------

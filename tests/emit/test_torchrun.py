@@ -101,7 +101,8 @@ def test_this_machine_is_checked_before_the_start(cluster: FakeCluster, code: st
     done = cluster.run("bash launch.sh", SLURM_NODEID="1")  # as inside a job
     assert done.returncode == int(code), done.stderr
     assert cluster.words("preflight.1")[2:] == [
-        *("preflight", "./plan.json", "--output-dir", "./run", "--keep", "2", "--nodes", "1", "--node", "0"),
+        *("preflight", "./plan.json", "--output-dir", "./run", "--keep", "2", "--time-limit", "240"),
+        *("--nodes", "1", "--node", "0"),
     ]
     assert (cluster.record / "torchrun.1").exists() == (code == "0")
     assert ("not started: toolkit preflight returned" in done.stderr) == (code != "0")

@@ -62,8 +62,10 @@ mkdir -p -- "$output_directory"
 preflight=()
 if [ "${PREFLIGHT:-1}" != 0 ]; then
   read -r -a preflight <<<"${PREFLIGHT_OPTIONS:-}"
+  patience=240                                           # seconds; Python and torch come from a file system that is busy
+  if [ "${container_runtime:-none}" != none ]; then patience=1200; fi    # nodes fetch the image one sooner than another
   preflight=("$python" -m toolkit preflight "$directory/$plan_file" --output-dir "$output_directory" --keep "$keep"
-    "${preflight[@]}")
+    --time-limit "$patience" "${preflight[@]}")
 fi
 
 torchrun=(torchrun
