@@ -12,7 +12,7 @@ import sys
 import time
 
 FORWARDED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
-PATIENCE = 120.0  # seconds until the server has imported everything
+PATIENCE = 600.0  # seconds until the server has imported everything
 
 
 def main() -> None:
