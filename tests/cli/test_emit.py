@@ -44,6 +44,17 @@ def test_paths_in_the_batch_script_are_absolute(tmp_path: Path, monkeypatch: pyt
     assert f"directory={tmp_path}/relative\n" in (tmp_path / "relative/train.sbatch").read_text()
 
 
+def test_a_time_limit_that_is_short_for_a_stop_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = plans.all_plans()["zero3"]
+    short = msgspec.structs.replace(plan, cluster=plans.with_site(plan.cluster, time_limit="5"))
+    for made, told in ((short, 3), (plan, 0)):
+        out = tmp_path / str(told)
+        assert run("emit", str(saved(tmp_path, made)), "--out", str(out)) == 0
+        places = (capsys.readouterr().err, *((out / name).read_text() for name in ("train.sbatch", "COMMANDS.txt")))
+        words = "ote: a job is asked to stop 150 s before its time limit, and a step and a save may take 260 s"
+        assert sum(words in text for text in places) == told
+
+
 def test_nothing_is_overwritten_without_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = saved(tmp_path, plans.all_plans()["tiny"]), tmp_path / "out"
     out.mkdir()
