@@ -62,6 +62,9 @@ def told(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) 
     quiet.known_warnings()
     try:
         return run(options)
+    except KeyboardInterrupt:  # of a terminal; training ends by its own rules before (signals.py)
+        print("interrupted", file=sys.stderr, flush=True)
+        return 130
     except ToolkitError as error:
         if os.environ.get("LOCAL_RANK", "0").strip("0").isdecimal():  # neither 0 nor something that is no rank
             time.sleep(SAID_BY_THE_FIRST)

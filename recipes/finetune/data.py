@@ -7,10 +7,12 @@ The order depends on the contract's seed alone. Sequence ``i`` of a run is the s
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-import os
 import shutil
+import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -18,12 +20,14 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from recipes.finetune import packing, tokenise
-from recipes.finetune.documents import Document, expanded, is_there, local_file, read_documents
+from recipes.finetune.documents import Document, local_file, read_documents
 from recipes.finetune.packing import IGNORED, Blocks
 from recipes.finetune.rows import files_of
 from recipes.finetune.tokenise import Pace, encode
 from toolkit.errors import ToolkitError
 from toolkit.recipe import Contract
+from toolkit.registry.files import expanded, is_there
+from toolkit.runtime import durable
 from toolkit.runtime.skipped import sample_of
 
 __all__ = ["IGNORED", "Sequences", "build", "cache_folder", "counts", "encode", "load", "load_as", "split", "store"]
@@ -31,6 +35,7 @@ __all__ = ["IGNORED", "Sequences", "build", "cache_folder", "counts", "encode", 
 Arrays = TypeVar("Arrays", bound=NamedTuple)
 
 HELD_OUT = 0.05
+ABANDONED_SECONDS = 86400.0  # after which what is half written is of nobody at work
 FORMAT = 3  # of the stored blocks
 TOKENIZER = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.jinja")  # files
 
@@ -159,20 +164,41 @@ def cache_folder(output_dir: Path, contract: Contract) -> Path:
 
 
 def store(arrays: NamedTuple, counts: dict[str, int], folder: Path) -> None:
-    """Write the arrays so that either all of the folder is there or none of it."""
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
-    temporary.mkdir(parents=True)
-    for name, part in arrays._asdict().items():
-        np.save(temporary / f"{name}.npy", part)
-    (temporary / "counts.json").write_text(json.dumps(counts))
-    if folder.exists():
-        shutil.rmtree(folder)
-    temporary.rename(folder)
+    """Write the arrays so that either all of the folder is there or none of it, also after a power cut.
+
+    Another process may write the same at the same time: what is there first stays, since both are equal.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for left in folder.parent.glob(f".{folder.name}.*"):  # of processes that were killed
+        if time.time() - left.stat().st_mtime > ABANDONED_SECONDS:
+            shutil.rmtree(left, ignore_errors=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        temporary.chmod(folder.parent.stat().st_mode)  # as others may read the run's folder
+        for name, part in arrays._asdict().items():
+            np.save(temporary / f"{name}.npy", part)
+            durable.sync(temporary / f"{name}.npy")
+        durable.create(temporary / "counts.json", json.dumps(counts).encode())
+        with contextlib.suppress(OSError):  # it is there by now
+            temporary.rename(folder)
+    except OSError as error:
+        raise ToolkitError(
+            f"cannot write the tokens to {folder}: {error.strerror or error}",
+            remedy="make room, or choose another --output-dir",
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    if not (folder / "counts.json").is_file():
+        raise ToolkitError(f"{folder} is not what this program writes", remedy="remove it")
 
 
 def counts(folder: Path) -> dict[str, int]:
     """What :func:`build` counted."""
-    return json.loads((folder / "counts.json").read_text())  # type: ignore[no-any-return]
+    try:
+        found = json.loads((folder / "counts.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ToolkitError(f"cannot read {folder / 'counts.json'}: {error}", remedy=f"remove {folder}") from error
+    return found  # type: ignore[no-any-return]
 
 
 def load(folder: Path) -> Blocks:
@@ -184,8 +210,8 @@ def load_as(kind: type[Arrays], folder: Path) -> Arrays:
     """What :func:`store` wrote, mapped: the ranks of a node share one copy in the page cache."""
     try:
         return kind(*(np.load(folder / f"{name}.npy", mmap_mode="r") for name in kind._fields))
-    except OSError as error:
+    except (OSError, ValueError, EOFError) as error:  # numpy's of torn files
         raise ToolkitError(
             f"cannot read the tokens that rank 0 wrote to {folder}: {error}",
-            remedy="the output directory must be on storage that all nodes share",
+            remedy=f"the output directory must be on storage that all nodes share; remove {folder} if it is damaged",
         ) from error

@@ -22,13 +22,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from recipes import program, ranks
 from recipes.pretrain import validity
 from recipes.pretrain.config import CoreConfig, Training
 from recipes.pretrain.hugging_face import architecture
-from toolkit import plan as plans
+from recipes.pretrain.hugging_face.described import NAMES, described
 from toolkit.errors import Problems, ToolkitError
 from toolkit.model import ModelSpec
 from toolkit.registry.clusters import load_cluster
@@ -36,7 +34,6 @@ from toolkit.strategy import Strategy
 
 TOKENIZER = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "added_tokens.json", "*.jinja")
 BESIDE = (*TOKENIZER, "generation_config.json")
-NAMES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -58,8 +55,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    if options.out.exists() and not options.force:
-        raise ToolkitError(f"{options.out} exists", remedy="give another --out, or --force")
+    _require_place(options.source, options.out, options.force)
     _, world_size = program.place()
     layout = _layout(options, world_size)
     from recipes.pretrain import machine
@@ -67,9 +63,29 @@ def _run(options: argparse.Namespace) -> int:
     machine.on_cpu()  # before anything imports megatron-core
     try:
         options.command(options, layout)
+    except OSError as error:
+        raise ToolkitError(
+            f"cannot write {options.out}: {error.strerror or error} ({error.filename})",
+            remedy="make room, or choose another --out; nothing has been replaced",
+        ) from error
     finally:
         ranks.leave()
     return 0
+
+
+def _require_place(source: Path, out: Path, force: bool) -> None:
+    """Raise ToolkitError where the result would take the place of something that is wanted."""
+    try:
+        there, folder = out.exists(), out.is_dir()
+        of_source = there and source.resolve().is_relative_to(out.resolve())
+    except OSError as error:
+        raise ToolkitError(f"cannot look at {out}: {error.strerror}", remedy="give another --out") from error
+    if of_source:
+        raise ToolkitError(f"--out {out} is, or holds, what is converted", remedy="give another --out")
+    if there and not folder:
+        raise ToolkitError(f"{out} is a file", remedy="give another --out: a folder is written")
+    if there and not force:
+        raise ToolkitError(f"{out} exists", remedy="give another --out, or --force")
 
 
 def to_megatron(options: argparse.Namespace, layout: Strategy) -> None:
@@ -112,7 +128,7 @@ def to_hf(options: argparse.Namespace, layout: Strategy) -> None:
             f"{source} is not a distributed checkpoint of megatron-core",
             remedy="give a folder of to-megatron, or the checkpoint-N of a training run",
         )
-    config, spec, precision, beside = _described(source)
+    config, spec, precision, beside = described(source)
     core = core_of(config, spec, precision, layout)
     from megatron.core import dist_checkpointing
 
@@ -120,37 +136,21 @@ def to_hf(options: argparse.Namespace, layout: Strategy) -> None:
     from recipes.pretrain.hugging_face import transfer
 
     chunks, transformer = build(core, spec, lambda chunks, config: None)
-    state = dist_checkpointing.load(checkpoints.weights_state(chunks), str(source), strict="assume_ok_unexpected")
-    for key, chunk in zip(checkpoints.keys(chunks), chunks, strict=True):
-        chunk.load_state_dict(state.pop(key))
+    try:
+        state = dist_checkpointing.load(checkpoints.weights_state(chunks), str(source), strict="assume_ok_unexpected")
+        for key, chunk in zip(checkpoints.keys(chunks), chunks, strict=True):
+            chunk.load_state_dict(state.pop(key))
+    except Exception as error:  # the library raises many kinds: of another model's shapes, torn files, missing tensors
+        raise ToolkitError(
+            f"{source} cannot be read as a {spec.model_type} of {spec.num_hidden_layers} layers,"
+            f" {spec.hidden_size} wide: {' '.join(str(error).split())[:600] or type(error).__name__}",
+            remedy="give a whole checkpoint of the model that its config.json or plan.json describes",
+        ) from error
     transfer.export(
         chunks, transformer, config, spec.vocab_size, options.out, lambda folder: _copy(beside, folder, BESIDE)
     )
     if _rank() == 0:
         print(f"{options.out}: {spec.num_hidden_layers} layers, {precision}", flush=True)
-
-
-def _described(source: Path) -> tuple[dict[str, Any], ModelSpec, str, Path]:
-    """config.json, shape, precision, and the folder with the tokenizer's files, of a distributed checkpoint."""
-    if (source / "config.json").is_file():
-        config = architecture.read_config(source)
-        sections = msgspec.json.decode((source / "megatron_core.json").read_bytes(), type=dict[str, Any])
-        return config, architecture.spec_of(config, str(source)), sections["transformer"]["params_dtype"], source
-    path = source.parent / "plan.json"
-    if not path.is_file():
-        raise ToolkitError(
-            f"{source} says nothing of its model: neither config.json inside nor plan.json beside it",
-            remedy="copy the plan.json of the run beside the checkpoint",
-        )
-    plan = plans.load(path.read_bytes(), str(path))
-    from recipes.finetune.model import hub_or_path
-    from toolkit.emit.megatron_core import DTYPES
-
-    folder = Path(hub_or_path(plan) or ".nowhere")
-    known = (folder / "config.json").is_file()
-    sequence = plan.contract.sequence_length
-    config = architecture.read_config(folder) if known else architecture.config_of(plan.model, sequence)
-    return config, plan.model, DTYPES[plan.workload.precision], folder
 
 
 def _layout(options: argparse.Namespace, world_size: int) -> Strategy:

@@ -55,7 +55,7 @@ def train(
     start = checkpoints.resume(plan, folder, built, text.sha256, options.durable)
     for note in built.notes:
         say(f"note: {note}")
-    say(f"model: {plan.model.name}, {origin}")
+    say(f"model: {plan.model.name}, {f'weights of {start.name}' if start else origin}")
     say(
         f"data: {len(text.train)} training and {len(text.held_out or ())} held-out sequences of"
         f" {text.train.sequence_length} tokens; {total} steps of {contract.global_batch_size} sequences"
@@ -199,21 +199,24 @@ def train(
         return stopped_exit_code()
     options.watchdog.enter(IDLE)
     if last == total:
-        _save_result(plan, core, built, folder, rank, say)
+        written = _save_result(plan, core, built, folder, rank, say)
         if rank == 0:
             losses = {"loss": loss if math.isfinite(loss) else None, "held_out_loss": held_out_loss}
             checkpoint.mark_finished(folder, resume.facts(plan) | {"step": total} | losses | back.facts)
-        say(f"finished: {folder}{back.summary}", flush=True)
+        say(f"finished: {written}{back.summary}", flush=True)
     reports.close()
     return 0
 
 
-def _save_result(plan: Plan, core: CoreConfig, built: Built, folder: Path, rank: int, say: Any) -> None:
-    """The trained weights in ``model``, as ``from_pretrained`` reads them, where Hugging Face has such a model."""
+def _save_result(plan: Plan, core: CoreConfig, built: Built, folder: Path, rank: int, say: Any) -> Path:
+    """The trained weights in ``model``, as ``from_pretrained`` reads them, where Hugging Face has such a model.
+
+    Returns the folder with the result: the last checkpoint's where there is no such model.
+    """
     settings, reason = hugging_face.final_config(plan, core)
     if settings is None:
         say(f"note: no folder 'model' is written: {reason}")
-        return
+        return folder
     checkpoints.whole_parameters(built)
     chunks = unwrap_model(built.chunks)
     tokenizer = load_tokenizer(plan)
@@ -221,6 +224,7 @@ def _save_result(plan: Plan, core: CoreConfig, built: Built, folder: Path, rank:
     transfer.export(
         chunks, chunks[0].config, special | settings, plan.model.vocab_size, folder / "model", tokenizer.save_pretrained
     )
+    return folder / "model"
 
 
 def optimizer_step(

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from recipes.finetune import data, documents, prepare, rows
@@ -149,3 +150,52 @@ def test_rows_with_nothing_to_learn_are_counted_and_named(tmp_path: Path, capsys
     )
     assert prepare.main(["--plan", str(finetune_runs.write(made, tmp_path / "none")), "--workers", "1"]) == 2
     assert "(2 of 2 documents have nothing to learn in 16 tokens" in capsys.readouterr().err
+
+
+def blocks() -> data.Blocks:
+    rows = np.arange(12, dtype=np.int32).reshape(3, 4)
+    return data.Blocks(rows, rows, rows, np.full(3, 4, np.int32))
+
+
+def test_tokens_are_stored_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers of processes are used again, in containers at every start: what a killed one left is in nobody's way."""
+    folder = tmp_path / "data" / "abc"
+    left = folder.with_name(f".abc.{os.getpid()}")
+    left.mkdir(parents=True)
+    (left / "tokens.npy").write_bytes(b"half")
+    data.store(blocks(), {"documents": 3}, folder)
+    data.store(blocks(), {"documents": 4}, folder)  # another process was first: its tokens stay
+    assert data.counts(folder) == {"documents": 3}
+    assert left.exists() and [path.name for path in folder.parent.iterdir() if path not in (left, folder)] == []
+    os.utime(left, (0, 0))
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "save", full)
+        with pytest.raises(ToolkitError, match="cannot write the tokens to .*: No space left on device"):
+            data.store(blocks(), {}, tmp_path / "data" / "other")
+    data.store(blocks(), {}, folder)
+    assert [path.name for path in folder.parent.iterdir()] == ["abc"]  # what was abandoned a day ago is gone
+
+
+def test_stored_tokens_that_were_torn_are_a_sentence(tmp_path: Path) -> None:
+    folder = tmp_path / "abc"
+    data.store(blocks(), {"documents": 3}, folder)
+    assert (data.load(folder).tokens == blocks().tokens).all()
+    for name, content in (("labels.npy", b""), ("labels.npy", b"x" * 40), ("lengths.npy", None)):
+        path = folder / name
+        whole = path.read_bytes()
+        path.unlink()
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(ToolkitError, match=f"cannot read the tokens that rank 0 wrote to {folder}"):
+            data.load(folder)
+        path.write_bytes(whole)
+    (folder / "labels.npy").write_bytes((folder / "labels.npy").read_bytes()[:-4])
+    with pytest.raises(ToolkitError, match="remove .* if it is damaged"):
+        data.load(folder)
+    (folder / "counts.json").write_text("{")
+    with pytest.raises(ToolkitError, match="cannot read .*counts.json"):
+        data.counts(folder)

@@ -9,7 +9,9 @@ import msgspec
 import pytest
 
 from recipes.pretrain import config as core_configs
+from recipes.pretrain import convert
 from recipes.pretrain.hugging_face import architecture
+from recipes.pretrain.hugging_face.described import described
 from recipes.pretrain.hugging_face.names import FAMILIES, Pieces, pieces
 from tests.plans import GPT2, LLAMA_8B, QWEN_30B_A3B
 from toolkit.errors import ToolkitError
@@ -237,6 +239,77 @@ def test_a_file_is_written_tensor_by_tensor_and_read_by_the_library(tmp_path: Pa
     for name, tensor in made.items():
         assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor)
         assert torch.equal(weights.read(name), tensor)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked")
+def test_damaged_folders_are_sentences(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    from recipes.pretrain.hugging_face import files
+
+    whole, index = tmp_path / "a.safetensors", tmp_path / files.INDEX
+    save_file({"one": torch.ones(3), "two": torch.ones(2, 2)}, whole)
+    assert files.Weights(tmp_path).shape("two") == [2, 2]
+    for text in ("{", "[]", "{}", '{"weight_map": 5}', '{"weight_map": {"one": 5}}'):
+        index.write_text(text)
+        with pytest.raises(ToolkitError, match="cannot read"):
+            files.Weights(tmp_path)
+    index.write_text(json.dumps({"weight_map": {"one": "gone.safetensors"}}))
+    with pytest.raises(ToolkitError, match="lacks gone.safetensors"):
+        files.Weights(tmp_path)
+    index.write_text(json.dumps({"weight_map": {"one": "a.safetensors", "three": "a.safetensors"}}))
+    weights = files.Weights(tmp_path)  # the index names a tensor that the file does not have
+    for ask in (lambda: weights.read("three"), lambda: weights.shape("three"), weights.dtype):
+        with pytest.raises(ToolkitError, match="a.safetensors has no sound tensor three"):
+            ask()
+    index.unlink()
+    for size in (0, 7, 40, whole.stat().st_size - 1):
+        whole.write_bytes(whole.read_bytes()[:size])
+        with pytest.raises(ToolkitError, match="cannot read"):
+            files.Weights(tmp_path)
+
+
+def test_nothing_wanted_is_replaced(tmp_path: Path) -> None:
+    """With --force, a folder that is converted into itself would be gone before it is read by anybody."""
+    source, file = tmp_path / "source", tmp_path / "file"
+    source.mkdir()
+    file.touch()
+    (tmp_path / "link").symlink_to(source)
+    for out, force, said in (
+        (source, True, "is, or holds, what is converted"),
+        (tmp_path, True, "is, or holds, what is converted"),
+        (tmp_path / "link", True, "is, or holds, what is converted"),
+        (file, True, "is a file"),
+        (tmp_path / "a".ljust(300, "a"), True, "cannot look at"),
+    ):
+        with pytest.raises(ToolkitError, match=said):
+            convert._require_place(source, out, force)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ToolkitError, match="exists"):
+        convert._require_place(source, tmp_path / "out", False)
+    convert._require_place(source, tmp_path / "out", True)
+    convert._require_place(source, tmp_path / "new", False)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "cannot read"),
+        ("[]", "cannot read"),
+        ("{}", "cannot read"),
+        ('{"transformer": 3}', "cannot read"),
+        ('{"transformer": {"params_dtype": "int4"}}', "has params_dtype 'int4'"),
+    ],
+)
+def test_a_checkpoint_that_says_nothing_sound_of_itself_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ToolkitError, match="says nothing of its model"):
+        described(tmp_path / "checkpoint-3")
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "megatron_core.json").write_text(text)
+    with pytest.raises(ToolkitError, match=said):
+        described(tmp_path)
 
 
 @pytest.mark.slow

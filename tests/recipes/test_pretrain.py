@@ -189,6 +189,8 @@ def test_a_stopped_run_goes_on_where_it_was_on_another_layout(tmp_path, single):
     assert not (tmp_path / "run" / "FINISHED").exists()
     said = start(tmp_path, pretrain_plan(tp=2, sequence_parallel=1, zero_stage=1), 2)
     assert "resuming from checkpoint-2 (distributed: tp 1 to 2, dp 2 to 1)" in said and "step 2/5" not in said
+    assert "weights of checkpoint-2" in said and "random weights" not in said  # which it no longer has
+    assert f"finished: {tmp_path / 'run' / 'model'}" in said
     assert (tmp_path / "run" / "FINISHED").is_file()
     assert_same(telemetry.read_steps(tmp_path / "run"), single)
 

@@ -63,8 +63,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     """``config.json`` of a folder; raises ToolkitError for a folder without one."""
     path = folder / "config.json"
     try:
-        config = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise ToolkitError(f"cannot read {path}: {error}", remedy="give a Hugging Face model folder") from error
     if not isinstance(config, dict):
         raise ToolkitError(f"{path} is not a JSON object", remedy="give a Hugging Face model folder")

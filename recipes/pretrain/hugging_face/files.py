@@ -8,6 +8,7 @@ the header is filled in when the file is full.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +43,19 @@ class Weights:
         if self._read > MAPPED_BYTES:
             self._open.clear()
             self._read = 0
-        found: torch.Tensor = self._handle(self._file_of[name]).get_tensor(name)
+        found: torch.Tensor = self._asked(name, lambda handle: handle.get_tensor(name))
         self._read += found.nbytes
         return found
 
     def shape(self, name: str) -> list[int]:
         """The shape of one tensor, without reading it."""
-        return list(self._handle(self._file_of[name]).get_slice(name).get_shape())
+        return list(self._asked(name, lambda handle: handle.get_slice(name).get_shape()))
 
     def dtype(self) -> torch.dtype:
         """One dtype in which nothing is lost: that of all tensors, or fp32 where they differ."""
-        found = {self._handle(path).get_slice(name).get_dtype() for name, path in self._file_of.items()}
+        found = {
+            self._asked(name, lambda handle, name=name: handle.get_slice(name).get_dtype()) for name in self._file_of
+        }
         if unknown := sorted(found - set(KINDS)):
             raise ToolkitError(
                 f"{self.folder} holds tensors of type {', '.join(unknown)}",
@@ -60,6 +63,19 @@ class Weights:
             )
         one = {KINDS[name] for name in found}
         return one.pop() if len(one) == 1 else torch.float32
+
+    def _asked(self, name: str, ask: Callable[[Any], Any]) -> Any:
+        """What a file says of a tensor; raises ToolkitError where the index is wrong about it."""
+        from safetensors import SafetensorError
+
+        path = self._file_of[name]
+        try:
+            return ask(self._handle(path))
+        except (OSError, SafetensorError) as error:
+            raise ToolkitError(
+                f"{path} has no sound tensor {name}, though it is said to: {error}",
+                remedy="download the folder again",
+            ) from error
 
     def _index(self) -> dict[str, Path]:
         path = self.folder / INDEX
