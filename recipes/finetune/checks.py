@@ -35,7 +35,7 @@ def check(plan: Plan, world_size: int, ds_config: dict[str, Any] | None, here: b
         if here:
             on_this_machine.check(problems, plan)
         _check_program(problems, plan)
-        _check_contract(problems, plan)
+        check_contract(problems, plan)
         _check_batch(problems, plan, world_size)
         if is_cpu(plan):
             _check_cpu(problems, plan)
@@ -71,7 +71,8 @@ def _check_program(problems: Problems, plan: Plan) -> None:
         )
 
 
-def _check_contract(problems: Problems, plan: Plan) -> None:
+def check_contract(problems: Problems, plan: Plan) -> None:
+    """Add what this program cannot do of a contract, and what the plan says otherwise elsewhere."""
     contract, workload = plan.contract, plan.workload
     for name in ("sequence_length", "global_batch_size", "precision", "method", "optimizer", "objective"):
         promised, planned = getattr(contract, name), getattr(workload, name)
@@ -98,6 +99,10 @@ def _check_contract(problems: Problems, plan: Plan) -> None:
     for name in ("model", "dataset"):
         if not getattr(contract, name):
             problems.add(f"the contract names no {name}", f"plan with a --recipe, or set contract.{name} in plan.json")
+    if contract.sequence_length < 2:
+        problems.add(
+            f"sequence_length is {contract.sequence_length}", "a token is predicted from those before it: 2 or more"
+        )
     longest = plan.model.max_position_embeddings
     if longest and contract.sequence_length > longest:
         problems.add(

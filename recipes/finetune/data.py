@@ -60,14 +60,24 @@ def build(
             yield document
 
     pieces = list(tokenise.pieces(counted(), tokenizer, contract.completion_only, workers, paced))
-    if not contract.packing:
-        blocks, counts = packing.pad(pieces, contract.sequence_length, padding)
-    elif all(piece.divisible for piece in pieces):
-        blocks, counts = packing.stream(pieces, contract.sequence_length)
-    else:
-        blocks, counts = packing.whole(pieces, contract.sequence_length, padding)
+    try:
+        blocks, counts = _packed(pieces, contract, padding)
+    except MemoryError as error:
+        raise ToolkitError(
+            f"the sequences of {len(pieces):,} documents do not fit into this machine's memory, each as wide as"
+            f" sequence_length {contract.sequence_length:,}: {error}",
+            remedy="use a smaller sequence_length, packing, or a machine with more memory",
+        ) from error
     trained = int((blocks.labels != IGNORED).sum())
     return blocks, counts | {"conversations": conversations, "tokens trained": trained}
+
+
+def _packed(pieces: list[packing.Piece], contract: Contract, padding: int) -> tuple[Blocks, dict[str, int]]:
+    if not contract.packing:
+        return packing.pad(pieces, contract.sequence_length, padding)
+    if all(piece.divisible for piece in pieces):
+        return packing.stream(pieces, contract.sequence_length)
+    return packing.whole(pieces, contract.sequence_length, padding)
 
 
 def split(blocks: Blocks, counts: Mapping[str, int] | None = None) -> tuple[Blocks, Blocks]:

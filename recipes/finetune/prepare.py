@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 
 from recipes import program
-from recipes.finetune import chat, documents, material, padding, preferences, preparation, tokenise
+from recipes.finetune import chat, checks, documents, material, padding, preferences, preparation, tokenise
 from recipes.finetune import model as models
 from toolkit import plan as plans
 from toolkit.errors import Problems, ToolkitError
@@ -45,9 +45,11 @@ def _run(options: argparse.Namespace) -> int:
             problems.add(f"--workers is {options.workers}", "it must be 1 or more")
         if plan.program != "finetune":
             problems.add(f"the plan is for the program {plan.program!r}", f"use recipes.{plan.program}.prepare instead")
+        checks.check_contract(problems, plan)
         try:
             pairs = plan.contract.objective == "dpo"
-            (preferences if pairs else documents).check_file(plan.contract.dataset)
+            if plan.contract.dataset:
+                (preferences if pairs else documents).check_file(plan.contract.dataset)
             if pairs and options.estimate:
                 problems.add("--estimate counts documents, the plan reads pairs", "leave --estimate out")
         except ToolkitError as error:

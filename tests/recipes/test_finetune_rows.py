@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recipes.finetune import data, documents, prepare, rows
+from recipes.byte_tokenizer import ByteTokenizer
+from recipes.finetune import data, documents, packing, prepare, rows
 from recipes.finetune.documents import read_documents, read_rows
 from tests import finetune_runs
 from toolkit.errors import ToolkitError
@@ -150,6 +151,36 @@ def test_rows_with_nothing_to_learn_are_counted_and_named(tmp_path: Path, capsys
     )
     assert prepare.main(["--plan", str(finetune_runs.write(made, tmp_path / "none")), "--workers", "1"]) == 2
     assert "(2 of 2 documents have nothing to learn in 16 tokens" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("contract", "message"),
+    [
+        ({"sequence_length": 1}, "sequence_length is 1"),
+        ({"sequence_length": 257}, "sequence_length 257 exceeds the model's 256 positions"),
+        ({"chat_template": "zephir"}, "chat_template 'zephir' is not one of"),
+        ({"dataset": ""}, "the contract names no dataset"),
+    ],
+)
+def test_what_training_would_refuse_is_not_prepared(
+    contract: dict[str, object], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = finetune_runs.tiny_plan("ddp", 2, 0, 8, **contract)
+    assert prepare.main(["--plan", str(finetune_runs.write(made, tmp_path)), "--workers", "1"]) == 2
+    assert capsys.readouterr().err.count(message) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_sequences_that_no_memory_holds_are_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rows.jsonl").write_text(LINES)
+    contract = Contract(dataset=str(tmp_path / "rows.jsonl"), tokenizer="byte", sequence_length=64, packing=False)
+
+    def too_much(*_: object) -> None:
+        raise MemoryError("Unable to allocate 74.5 GiB")
+
+    monkeypatch.setattr(packing, "pad", too_much)
+    with pytest.raises(ToolkitError, match="of 6 documents do not fit into this machine's memory.*74.5 GiB"):
+        data.build(contract, ByteTokenizer(), 258)
 
 
 def blocks() -> data.Blocks:
