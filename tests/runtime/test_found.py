@@ -88,6 +88,22 @@ def test_the_shard_of_a_rank_that_never_wrote(tmp_path: Path, lost: str, stage: 
     assert [(each.file, each.kind) for each in Found(folder, "deepspeed", 10).damage()] == [(lost, "missing")]
 
 
+def test_the_universal_form_has_no_shards(tmp_path: Path) -> None:
+    """With a manifest or without one; a weight that is lost is named."""
+    inner = tmp_path / "checkpoint-3" / "global_step3_universal"
+    for name in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"):
+        torch_file(inner / name, dp_world_size=2)
+    for name in ("fp32", "exp_avg", "exp_avg_sq"):
+        torch_file(inner / "zero" / "w" / f"{name}.pt")
+    (bare,) = found.look(inner.parent)
+    assert (bare.name, bare.kind, bare.damage()) == ("global_step3_universal", "deepspeed", [])
+    checkpoint.commit(inner.parent, {"step": 3})
+    (row,) = found.look(inner.parent)
+    assert (row.name, row.kind, row.damage()) == ("checkpoint-3", "toolkit", [])
+    (inner / "zero" / "w" / "fp32.pt").unlink()
+    assert [each.file for each in bare.damage()] == ["zero/w/fp32.pt"]
+
+
 def test_a_save_of_the_trainer_that_was_not_finished(tmp_path: Path) -> None:
     hugging_face(tmp_path / "checkpoint-100")
     (hugging_face(tmp_path / "checkpoint-200") / "trainer_state.json").unlink()

@@ -77,6 +77,8 @@ def look(directory: Path) -> list[Found]:
     if not os.path.isdir(directory):  # noqa: PTH112  also where a folder above it cannot be read
         raise ToolkitError(f"{directory} is no folder", remedy="give a run's output directory, or one checkpoint")
     kind = kind_of(directory)
+    if kind == "toolkit":  # whatever it holds: only a checkpoint has a manifest
+        return [Found(directory, kind, _step(directory))]
     if kind and not any(kind_of(each) for each in _folders(directory) if not TAG.fullmatch(each.name)):
         inner = [each for each in _folders(directory) if TAG.fullmatch(each.name)]
         if kind != "deepspeed" or not inner:

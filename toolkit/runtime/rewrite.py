@@ -11,6 +11,7 @@ values that it had. The rest of the checkpoint (schedule, the Trainer's state, t
 
 from __future__ import annotations
 
+import importlib.metadata
 import shutil
 from collections import OrderedDict
 from collections.abc import Callable
@@ -143,8 +144,6 @@ def _fsdp(found: States, target: Path) -> None:
 
 def _facts(found: States, step: int) -> dict[str, Any]:
     """What DeepSpeed 0.19.8 keeps of a run beside weights and optimizer (``engine.py``, ``_save_checkpoint``)."""
-    import deepspeed
-
     shapes = OrderedDict((name, each.shape) for name, each in found.weights.items())
     return {
         "module": {},
@@ -163,7 +162,7 @@ def _facts(found: States, step: int) -> dict[str, Any]:
         "dp_world_size": 1,
         "mp_world_size": 1,
         "ds_config": {},
-        "ds_version": deepspeed.__version__,
+        "ds_version": importlib.metadata.version("deepspeed"),
         "universal_checkpoint_info": {},
     }
 

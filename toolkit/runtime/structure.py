@@ -51,6 +51,10 @@ def _deepspeed(folder: Path, where: str, names: list[str]) -> list[Damage]:
     plain = sorted(int(match[1]) for name in names if (match := MODEL.fullmatch(name)))
     if not shards and not plain:
         return []
+    if (folder / "zero").is_dir():  # the universal form: no shards, a folder for each weight
+        weights = sorted(path.name for path in (folder / "zero").iterdir() if path.is_dir())
+        bare = [name for name in weights if not (folder / "zero" / name / "fp32.pt").is_file()]
+        return [_gone(f"{where}zero/{name}/fp32.pt", "the weight itself") for name in bare]
     ranks = max((int(match[2]) + 1 for match in shards), default=0)
     models = max([int(match[3]) + 1 for match in shards] + [each + 1 for each in plain], default=0)
     for name in names:
