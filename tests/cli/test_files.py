@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from toolkit.cli.files import write_files
+from toolkit.cli.files import require_place, write_files
 from toolkit.errors import ToolkitError
 
 
@@ -58,3 +58,21 @@ def test_a_file_or_directory_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     with pytest.raises(ToolkitError, match="is a directory"):
         write_files(tmp_path, {"a": "x"}, force=True)
+
+
+def test_a_place_is_looked_at_before_the_work_and_nothing_is_left_there(tmp_path: Path) -> None:
+    require_place(tmp_path / "a" / "b", ("x.json",))
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "x.json").write_text("mine")
+    for folder, said in (
+        (tmp_path, "x.json exists"),
+        (tmp_path / "file", "is not a directory"),
+        (tmp_path / "file" / "b", "Not a directory"),
+        (Path("/proc/nothing"), "cannot write"),
+        (tmp_path / ("n" * 300), "too long"),
+    ):
+        with pytest.raises(ToolkitError, match=said):
+            require_place(folder, ("x.json",))
+    require_place(tmp_path, ("x.json",), force=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "x.json"]

@@ -17,6 +17,10 @@ from toolkit.cli.parity import plans_of
         (["tiny-pretrain", "--against", "tp2,seven"], "'seven' is not a layout"),
         (["tiny", "--against", "ep2"], "no ep"),
         (["tiny-pretrain", "--against", "tp3"], "tp3"),
+        (["tiny", "--against", ""], "names no layout"),
+        (["tiny", "--against", " , "], "names no layout"),
+        (["sft-tulu-3-8b", "--against", "ddp2"], "of each worker, which has 8 GiB"),
+        (["tiny/plan.json"], "cannot read the recipe"),
     ],
 )
 def test_what_cannot_be_compared_is_said(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

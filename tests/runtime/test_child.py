@@ -93,3 +93,15 @@ def test_it_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     assert all_gone([parent])  # a rank of torchrun sees by itself that its parent is gone
     for number in set(numbers) - {parent}:
         os.kill(number, signal.SIGKILL)
+
+
+def test_a_failure_is_what_the_program_told_or_its_last_lines() -> None:
+    told = "error: no such data\n  give another\nerror: no such data\n  give another\nerror: a second\nW torchrun\n"
+    assert str(child.failure("1 process", 2, told)) == ("1 process: no such data\n  give another\n1 process: a second")
+    raised = "Traceback ...\nValueError: x\nsomething after\n"
+    assert str(child.failure("it", 1, raised)).startswith("it failed: ValueError: x\n  its last lines:\nTraceback")
+    assert "it was killed (SIGKILL)" in str(child.failure("it", -9, ""))
+    assert "it was killed (SIGKILL)" in str(child.failure("it", 1, "traceback : Signal 9 (SIGKILL) received by PID 7"))
+    assert "it was ended by SIGSEGV" in str(child.failure("it", -11, "")) and "exit code 3" in str(
+        child.failure("it", 3, "")
+    )

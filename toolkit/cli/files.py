@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,6 +72,22 @@ def write_files(directory: str | Path, files: dict[str, str], force: bool = Fals
             with contextlib.suppress(OSError):  # also a name too long to be there
                 half.unlink()
     return list(temporary)
+
+
+def require_place(directory: str | Path, names: Sequence[str], force: bool = False) -> None:
+    """Raise what :func:`write_files` would, before minutes of work are lost; leaves nothing there."""
+    folder = Path(directory)
+    try:
+        _refuse(folder, dict.fromkeys(names, ""), force)
+        missing = [each for each in (folder, *folder.parents) if not each.exists()]
+        folder.mkdir(parents=True, exist_ok=True)  # the only way to know whether it can be made
+        writable = os.access(folder, os.W_OK | os.X_OK)
+        for each in missing:
+            each.rmdir()
+        if not writable:
+            raise ToolkitError(f"cannot write {folder}: it is read-only, or not yours", remedy="choose another --out")
+    except (OSError, ValueError, RecursionError) as error:
+        raise ToolkitError(f"cannot write {folder}: {reason(error)}", remedy="choose another --out") from error
 
 
 def _refuse(folder: Path, files: dict[str, str], force: bool) -> None:

@@ -50,12 +50,13 @@ def check_runs_here(plan: Plan, files: Mapping[str, str]) -> None:
     GPUs that are plainly not here, and what the plan's own program would refuse of ``files``: data, models and packages
     that are missing. Where the site sets up another environment for the program, only that one can tell.
     """
-    _require_gpus(plan)
+    require_gpus(plan)
     if not (plan.cluster.site.setup_command or plan.cluster.site.modules):
         (_check_pretrain if plan.program == "pretrain" else _check_finetune)(plan, files)
 
 
-def _require_gpus(plan: Plan) -> None:
+def require_gpus(plan: Plan) -> None:
+    """Raises ToolkitError where a plan's GPUs are plainly not in this machine."""
     accelerator = plan.cluster.accelerator
     if accelerator.is_cpu or accelerator.vendor != "NVIDIA":
         return

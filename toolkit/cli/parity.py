@@ -10,6 +10,7 @@ import click
 
 from toolkit.cli.options import time_limit
 from toolkit.errors import Problem, Problems, ToolkitError
+from toolkit.estimates import VERDICTS
 from toolkit.workload import WORDS
 
 if TYPE_CHECKING:
@@ -49,10 +50,14 @@ def command(recipe: str, against: str | None, steps: int, time_limit: float, as_
     toolkit parity tiny --against zero1,zero2,zero3,fsdp2
     toolkit parity tiny-pretrain --against tp2,pp2,tp2+sp,cp2,ep2,tp2+pp2
     """
+    from toolkit.cli.here import require_gpus
     from toolkit.verify.parity.run import several
 
+    pairs = experiments(recipe, against, options)
+    for reference, _ in pairs:
+        require_gpus(reference)
     found = several(
-        experiments(recipe, against, options),
+        pairs,
         steps,
         time_limit,
         Path(options["keep"]) if options["keep"] else None,
@@ -85,6 +90,8 @@ def experiments(recipe: str, against: str | None, options: dict[str, Any]) -> li
     stand_in = layouts.WITH_EXPERTS.get(loaded.contract.model if not options.get("model") else "")
     experts = reference.model.num_experts > 0
     names = [name.strip() for name in against.split(",") if name.strip()] if against is not None else []
+    if against is not None and not names:
+        raise ToolkitError(f"--against {against!r} names no layout", remedy=f"use {layouts.KNOWN}")
     found: dict[tuple[str, str], tuple[Plan, dict[str, Plan]]] = {}
     with Problems() as problems:
         for name in names or layouts.defaults(loaded.program, experts or stand_in is not None):
@@ -117,6 +124,7 @@ def _planned(name: str, pinned: dict[str, Any], options: dict[str, Any]) -> Plan
     from toolkit.cli.request import build
     from toolkit.search.constraints import violated
     from toolkit.search.planner import choose
+    from toolkit.units import format_bytes
     from toolkit.verify.parity.layouts import batches
 
     try:
@@ -130,6 +138,12 @@ def _planned(name: str, pinned: dict[str, Any], options: dict[str, Any]) -> Plan
         made = plan_of(asked, choose(asked.request, asked.calibration, strategy), ())
     except ToolkitError as error:
         raise ToolkitError(*(Problem(f"{name}: {each.message}", each.remedy) for each in error.problems)) from error
+    if made.verdict == VERDICTS[-1]:
+        raise ToolkitError(
+            f"{name}: {made.name} needs {format_bytes(made.memory.total_bytes)} of each worker, which has"
+            f" {format_bytes(made.memory_limit_bytes)}",
+            remedy="compare a smaller recipe: what is found out is about the program, not about its size",
+        )
     contract = made.contract
     if options.get("packing") is not None:
         contract = msgspec.structs.replace(contract, packing=options["packing"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,7 +53,8 @@ def command(what: str, steps: int, warm_up: int, time_limit: float, as_json: boo
     import json
 
     from toolkit.calibrate.writing import text
-    from toolkit.cli.files import write_files
+    from toolkit.cli.files import require_place, write_files
+    from toolkit.cli.here import require_gpus
     from toolkit.profile import compare, start
     from toolkit.profile.single import on_one_device
     from toolkit.registry.calibrations import load_calibration
@@ -66,8 +66,9 @@ def command(what: str, steps: int, warm_up: int, time_limit: float, as_json: boo
         raise ToolkitError(
             f"{plan.name} names no data to train on", remedy="give --dataset NAME|PATH with the recipe's name"
         )
+    require_gpus(plan)
     folder = Path(options["out"] or Path("profiles") / plan.name)
-    _refuse_early(folder, options["force"])
+    require_place(folder, (CALIBRATION, DOCUMENT), options["force"])
     with tempfile.TemporaryDirectory() as temporary:
         click.echo(f"the {plan.program} program: {warm_up} steps to warm up, {steps} timed, 2 taken apart", err=True)
         run = start.program(plan, Path(temporary), warm_up, steps, time_limit)
@@ -103,13 +104,3 @@ def _plan(what: str, options: dict[str, Any]) -> Plan:
     if not ranked:
         raise no_plan(asked, result)
     return ranked[0]
-
-
-def _refuse_early(folder: Path, force: bool) -> None:
-    """Minutes of measuring are not to end with a file that exists."""
-    there = [str(folder / name) for name in (CALIBRATION, DOCUMENT) if os.path.lexists(folder / name)]
-    if there and not force:
-        raise ToolkitError(
-            f"{' and '.join(there)} exist{'s' if len(there) == 1 else ''}",
-            remedy="add --force to overwrite, or choose another --out",
-        )

@@ -70,8 +70,5 @@ def _run(what: str, module: list[str], environment: dict[str, str], limit: float
             f"{what} took more than {limit:g} s", remedy="give a larger --time-limit, or fewer --steps"
         ) from error
     if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
-        told = next((line for line in lines if line.startswith("error:")), None)
-        last = next((line for line in reversed(lines) if "Error" in line), lines[-1])
-        raise ToolkitError(f"{what} failed: {told or last}", remedy="its last lines:\n" + "\n".join(lines[-12:]))
+        raise child.failure(what, done.returncode, done.stderr)
     return (done.stdout.strip().splitlines() or [""])[-1]

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,8 +20,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
+from toolkit.errors import Problem, ToolkitError
+
 ASKED_TO_END = (signal.SIGTERM, signal.SIGHUP)
 WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
+TOLD = "error: "
 ROUNDS = 5  # of looking for what was started while the others were killed
 LAST_WORDS = 10.0  # seconds for the pipes of what was killed to close
 
@@ -49,6 +54,28 @@ def run(command: Sequence[str], environment: Mapping[str, str], limit: float) ->
                 started.communicate(timeout=LAST_WORDS)
             raise
     return subprocess.CompletedProcess(command, started.returncode, out, err)
+
+
+def failure(what: str, code: int, said: str) -> ToolkitError:
+    """The error for ``what`` that ended with ``code`` and wrote ``said`` to stderr.
+
+    Its own problems where it has told some (``error: ...``, and how to mend it in an indented line), each once however
+    many ranks said it; else its last lines, and the signal that has killed it or a rank of torchrun.
+    """
+    lines = [line for line in said.splitlines() if line.strip()]
+    told: dict[str, str] = {}
+    for line, following in itertools.pairwise([*lines, ""]):
+        if line.startswith(TOLD):
+            told.setdefault(line.removeprefix(TOLD), following.strip() if following.startswith("  ") else "")
+    if told:
+        return ToolkitError(*(Problem(f"{what}: {message}", remedy) for message, remedy in told.items()))
+    killed = re.search(r"Signal \d+ \((SIG\w+)\)", said)
+    name = signal.Signals(-code).name if code < 0 else killed[1] if killed else ""
+    if name == "SIGKILL":
+        return ToolkitError(f"{what} was killed (SIGKILL)", remedy="most often the memory of the machine was used up")
+    last = next((line for line in reversed(lines) if "Error" in line), lines[-1] if lines else f"exit code {code}")
+    remedy = "its last lines:\n" + "\n".join(lines[-12:]) if lines else ""
+    return ToolkitError(f"{what} " + (f"was ended by {name}" if name else f"failed: {last}"), remedy=remedy)
 
 
 def end(process: int) -> None:

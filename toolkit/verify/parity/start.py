@@ -87,12 +87,7 @@ def outcome(plan: Plan, folder: Path, code: int, said: str) -> Run:
     if refusal:
         raise Refused(int(refusal[2]), "learning_rate", refusal[1])
     if code or not (folder / "trace").is_dir():
-        lines = [line for line in said.splitlines() if line.strip()] or [f"exit code {code}"]
-        error = next((line for line in lines if line.startswith("error:")), None)
-        last = next((line for line in reversed(lines) if "Error" in line), lines[-1])
-        raise ToolkitError(
-            f"{_name(plan)} failed: {error or last}", remedy="its last lines:\n" + "\n".join(lines[-12:])
-        )
+        raise child.failure(_name(plan), code, said)
     return read(folder)
 
 
