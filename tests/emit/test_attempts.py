@@ -308,6 +308,12 @@ def test_a_hang_starts_again_and_is_told(cluster: FakeCluster) -> None:
     assert (line["result"], line["nodes"], line["then"]) == ("fault", "", "again")
 
 
+def test_what_is_seen_of_a_hang_as_it_is_ended_is_not_its_cause(cluster: FakeCluster) -> None:
+    done = run(cluster, f'[ $attempt = 1 ] && finish; {HANG} stacks; outcome failed agent "torchrun is gone"; exit 1')
+    assert done.returncode == 0 and "rank 1 hung in step 12" in done.stdout, done.stderr
+    assert restarts(cluster)[0]["nodes"] == ""
+
+
 def test_hangs_without_progress_stop_the_job(cluster: FakeCluster) -> None:
     done = run(cluster, f"{HANG} stacks; exit 1")
     assert done.returncode == 1 and not requeued(cluster)

@@ -63,10 +63,11 @@ judge() {
     cause="rank $(outcome_of rank) on $(outcome_of node), after step $(outcome_of step): $(outcome_of reason)"
     case $kind in
       input | code | memory | storage | diverged) result=failed culprits=''; return ;;
-      device | agent) result=fault culprits=$(outcome_of node); return ;;
+      device) result=fault culprits=$(outcome_of node); return ;;
     esac
   fi
-  if hung; then result=fault; return; fi
+  if hung; then result=fault; return; fi                 # before what is seen as it is ended: torchrun goes, ranks are killed
+  if [ "$state $kind" = "failed agent" ]; then result=fault culprits=$(outcome_of node); return; fi
   if [ "$rc" = 0 ] && [ "$state" = ended ]; then result=ended culprits=''; return; fi
   if [ -n "$killed" ] && [ "$stop_requested" = 0 ]; then
     result=fault cause="rank$killed on $culprits was killed"
