@@ -23,3 +23,13 @@ def forked() -> Iterator[None]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Slow ones first: of several processes none is left with a long one at the end."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The table of the faults that were injected on the cluster."""
+    reports = [each for outcome in ("passed", "failed") for each in terminalreporter.stats.get(outcome, [])]
+    found = [row for each in reports for name, row in each.user_properties if name == "fault"]
+    if found:
+        from tests.cluster import faults
+
+        terminalreporter.write_line("\n" + faults.table([faults.Row(**row) for row in found]))

@@ -1,11 +1,15 @@
-"""Every fault of the table: the run is finished all the same, its curve is the undisturbed one, and nothing is left."""
+"""Every fault of the table: the run is finished all the same, its curve is the undisturbed one, and nothing is left.
+
+The table itself comes at the end of the tests (tests/conftest.py), from whichever process made its rows.
+"""
+
+import dataclasses
 
 import pytest
 
 from tests.cluster import faults
 
 pytestmark = pytest.mark.cluster
-ROWS: list[faults.Row] = []
 
 
 @pytest.fixture(scope="module")
@@ -21,20 +25,11 @@ def curves(four_nodes, tmp_path_factory):
     return of
 
 
-@pytest.fixture(scope="module", autouse=True)
-def shown(request):
-    """The table, at the end, also where output is captured."""
-    ROWS.clear()
-    yield
-    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        print("\n" + faults.table(ROWS))
-
-
 @pytest.mark.parametrize("fault", faults.FAULTS, ids=lambda fault: f"{fault.name} ({fault.launcher})")
-def test_the_run_survives(four_nodes, curves, tmp_path, fault):
+def test_the_run_survives(four_nodes, curves, tmp_path, record_property, fault):
     if fault.mode and four_nodes.mode != fault.mode:
         assert four_nodes.mode in ("ns", "plain")  # stated at the start of the cluster: there is no network to cut
         return
     row = faults.inject(four_nodes, tmp_path, fault, curves(fault.recipe))
-    ROWS.append(row)
+    record_property("fault", dataclasses.asdict(row))
     assert not row.problems, f"{row.problems}\n{row.said}"
