@@ -64,3 +64,10 @@ def test_a_working_folder_that_is_gone_is_a_sentence(tmp_path: Path) -> None:
         gone.mkdir(exist_ok=True)
         done = bash(f"cd '{gone}' && rmdir '{gone}' && {TOOLKIT} {arguments}")
         assert done.returncode == 2 and "error:" in done.stderr
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("command", ["recipes show tiny", "plan --params 7B --gpus 8", "models"])
+def test_streams_that_are_closed_are_no_failure(command: str, closed: str) -> None:
+    assert bash(f"{TOOLKIT} {command} {closed}").returncode == 0
+    assert bash(f"{TOOLKIT} plan --params 7B --gpus 0 {closed}").returncode == 2

@@ -84,6 +84,7 @@ def group() -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line; problems go to stderr as sentences, with exit code 2 (input) or 1 (nothing fits)."""
+    _open_what_is_closed()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows another one
@@ -100,3 +101,14 @@ def main(argv: list[str] | None = None) -> None:
         click.echo("  a full disk, a folder that is gone, or one without permission: choose another place", err=True)
         sys.stdout = None  # what is left in its buffer cannot be written either
         sys.exit(2)
+
+
+def _open_what_is_closed() -> None:
+    """Streams that the caller has closed (``>&-``) go nowhere; else the next file to be opened would be one of them."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
