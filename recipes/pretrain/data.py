@@ -17,7 +17,7 @@ import torch
 
 from recipes import schedule
 from recipes.finetune.data import encode
-from recipes.finetune.documents import read_documents
+from recipes.finetune.documents import read_documents, require_text
 from recipes.finetune.model import load_tokenizer
 from recipes.pretrain.config import CoreConfig, Training, learning_rate_contract
 from recipes.pretrain.tokens import is_prefix
@@ -163,5 +163,8 @@ def _tokens(plan: Plan) -> np.ndarray:
                 f"row {number} of {plan.contract.dataset!r} is a conversation",
                 remedy="train on it with a recipe for recipes.finetune, or give texts",
             )
-        pieces.append(np.asarray(encode(document, tokenizer)[0], np.int32))
+        for segment in document.segments:
+            require_text(segment.text, f"row {number} of {plan.contract.dataset!r}")
+        if any(segment.text for segment in document.segments):
+            pieces.append(np.asarray(encode(document, tokenizer)[0], np.int32))
     return np.concatenate(pieces) if pieces else np.empty(0, np.int32)

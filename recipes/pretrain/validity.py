@@ -25,6 +25,22 @@ UNEVEN_SPLITS = (
     "account_for_loss_in_pipeline_split",
 )
 EP = "expert_model_parallel_size"
+WHOLE = (
+    "num_layers",
+    "hidden_size",
+    "ffn_hidden_size",
+    "num_attention_heads",
+    "num_query_groups",
+    "kv_channels",
+    "num_moe_experts",
+    "moe_ffn_hidden_size",
+    "moe_router_topk",
+    "vocab_size",
+    "max_sequence_length",
+    "microbatch_group_size_per_vp_stage",
+    "num_layers_in_first_pipeline_stage",
+    "num_layers_in_last_pipeline_stage",
+)
 UNSUPPORTED = {
     "multi_latent_attention": "multi-head latent attention",
     "mtp_num_layers": "multi-token prediction",
@@ -34,6 +50,8 @@ UNSUPPORTED = {
 
 def check(plan: Plan, core: CoreConfig, world_size: int) -> None:
     """Raise ToolkitError with every problem of this plan, this file and this number of processes."""
+    with Problems() as problems:  # what the rules below count with
+        _numbers(problems, core)
     with Problems() as problems:
         _degrees(problems, plan, core, world_size)
         shapes(problems, core)
@@ -44,6 +62,18 @@ def check(plan: Plan, core: CoreConfig, world_size: int) -> None:
                 f"fp8 ({core.transformer['fp8']}) needs GPUs that multiply it, and the plan is for CPUs",
                 "plan with --precision bf16, or for NVIDIA GPUs of compute capability 8.9 or more",
             )
+
+
+def _numbers(problems: Problems, core: CoreConfig) -> None:
+    """Sizes and degrees must be whole numbers: the sections are keywords of the library's, which nobody has typed."""
+    for section in ("transformer", "model", "parallel"):
+        for key, value in getattr(core, section).items():
+            counted = key in WHOLE or key.endswith("_parallel_size")
+            if counted and value is not None and (type(value) is not int or value < 0):
+                problems.add(f"{section}.{key} is {value!r}"[:200], "it must be a whole number, or null")
+    for key in ("micro_batch_size", "global_batch_size", "sequence_length"):
+        if getattr(core.training, key) < 1:
+            problems.add(f"training.{key} is {getattr(core.training, key)}", "it must be 1 or more")
 
 
 def _degrees(problems: Problems, plan: Plan, core: CoreConfig, world_size: int) -> None:
