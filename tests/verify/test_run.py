@@ -233,3 +233,24 @@ def test_a_framework_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "deepspeed", None)  # as Python itself marks what cannot be imported
     with pytest.raises(ToolkitError, match=r"deepspeed is not installed(.|\n)*pip install '.\[train\]'"):
         verify(made("deepspeed", zero_stage=3), load_calibration(), 4)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize(
+    ("framework", "layers", "strategy"),
+    [
+        ("ddp", 1, {}),
+        ("deepspeed", 2, {"zero_stage": 3}),
+        ("fsdp", 4, {"zero_stage": 3}),
+        ("ddp", 1, {"method": "lora"}),
+    ],
+)
+def test_pairs_and_their_reference(framework: str, layers: int, strategy: dict[str, Any]) -> None:
+    """Parts to the byte, the reference among them; under FSDP its forward pass is the peak, with four layers."""
+    method = strategy.pop("method", "full")
+    contract = {"objective": "dpo", "dpo_beta": 0.1, "dpo_loss": "sigmoid", "packing": False, "method": method}
+    work = {"sequence_length": 2048, "objective": "dpo", "method": method}
+    made = plan("dry", LLAMA_8B, EIGHT_NODES, framework=framework, workload=work, contract=contract, **strategy)
+    found = verify(made, load_calibration(), layers)
+    agrees(found, (*STATES, "reference") if method == "full" else STATES, peak=0.03)

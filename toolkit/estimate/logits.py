@@ -82,7 +82,8 @@ def logits_of(
     vocabulary = padded_vocabulary(model.vocab_size, strategy.framework, strategy.tp)
     if is_preference(workload):
         head = 1.0 if workload.method == "full" else 0.0
-        return tiled_logits_bytes(tokens, vocabulary, model.hidden_size, k.compute, head), 0.0 * tokens
+        copied = 0.0 if strategy.framework == "ddp" else k.compute  # under autocast the head stays float32
+        return tiled_logits_bytes(tokens, vocabulary, model.hidden_size, k.compute, head, copied), 0.0 * tokens
     if workload.fused_cross_entropy and strategy.framework != "megatron":
         return chunked_logits_bytes(tokens, model.hidden_size, vocabulary), 0.0 * tokens
     if workload.kernels in FUSED_LOSS and strategy.framework != "megatron":

@@ -29,7 +29,13 @@ from toolkit.estimate.memory_megatron import megatron_states
 from toolkit.estimate.memory_pipeline_engine import engine_bytes, engine_states, under_engine
 from toolkit.estimate.memory_torch import ddp_states, fsdp_states
 from toolkit.estimate.precision import state_precision
-from toolkit.estimate.preference import in_sequences, is_preference, reference_memory
+from toolkit.estimate.preference import (
+    in_sequences,
+    is_preference,
+    reference_excess,
+    reference_gathered,
+    reference_memory,
+)
 from toolkit.estimate.states import Share, States
 from toolkit.estimates import MemoryEstimate
 from toolkit.model import ModelSpec
@@ -73,8 +79,40 @@ def memory(
     fullest = functools.reduce(_fuller, found)
     if not is_preference(workload):
         return fullest
-    reference, _ = reference_memory(model, workload, strategy, table)
+    reference = with_reference(model, workload, strategy, calibration, table, fullest)
     return msgspec.structs.replace(fullest, parameters_bytes=fullest.parameters_bytes + reference)
+
+
+def with_reference(
+    model: ModelSpec,
+    workload: Workload,
+    strategy: Strategy,
+    calibration: Calibration,
+    table: Tables,
+    alone: MemoryEstimate,
+) -> Number:
+    """What a reference adds to an estimate of the policy ``alone``: its share, and what its pass needs beyond the peak.
+
+    ``workload`` and ``strategy`` have their batches in sequences.
+    """
+    stage = list(stages(model, strategy, table))[-1]
+    states = STATES[strategy.framework](
+        model,
+        workload,
+        strategy,
+        stage_share(model, strategy, table, stage),
+        state_precision(workload, strategy.framework),
+    )
+    policy = activations(model, workload, strategy, table, stage, calibration["expert_peak_load"])
+    accumulated = where(strategy.gradient_accumulation_steps > 1, states.accumulated, 0.0)
+    held = states.parameters + states.casts + states.optimizer + states.gradients + accumulated
+    excess = reference_excess(
+        held + states.buffers + states.loss_backward,
+        policy.kept + policy.gradients,  # and what a layer of the reference works on, as its backward pass would
+        reference_gathered(model, workload, strategy, table),
+        alone.total_bytes - alone.framework_bytes,
+    )
+    return reference_memory(model, workload, strategy, table)[0] + excess
 
 
 def stage_memory(

@@ -25,16 +25,20 @@ def count(plan: Plan, kind: str, rank: int) -> job.Answer:
     import torch
 
     from toolkit.verify import fake
+    from toolkit.verify.preference import frozen, is_preference, with_head
 
     shape, s = configuration(plan), plan.strategy
     fake.process_group(rank, s.dp)
     with fake.tensors():
         dtype = torch.float32 if plan.workload.method == "full" else DTYPES[plan.workload.precision]
-        model = with_adapters(plan, causal_model(plan, shape, dtype))
+        model = with_adapters(plan, with_head(plan, causal_model(plan, shape, dtype)))
+        apart = is_preference(plan) and plan.workload.method == "full"
+        reference = frozen(with_head(plan, causal_model(plan, shape, dtype))) if apart else None
         if s.recompute == 2:
             model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
         buckets: list[torch.Tensor] = []
-        return _steps(plan, _wrapped(model, buckets) if s.dp > 1 else model, buckets) | {"rank": rank}
+        wrapped = _wrapped(model, buckets) if s.dp > 1 else model
+        return _steps(plan, wrapped, buckets, model, reference) | {"rank": rank}
 
 
 def _wrapped(model: Any, buckets: list[Any]) -> Any:
@@ -58,13 +62,15 @@ def _wrapped(model: Any, buckets: list[Any]) -> Any:
     return wrapped
 
 
-def _steps(plan: Plan, model: Any, buckets: list[Any]) -> job.Answer:
+def _steps(plan: Plan, model: Any, buckets: list[Any], policy: Any, reference: Any) -> job.Answer:
     import torch
 
     from toolkit.verify.audit import bytes_by_part
     from toolkit.verify.hugging_face import DTYPES, adamw, parameter_groups
     from toolkit.verify.live import LiveBytes
+    from toolkit.verify.preference import loss_of, rows
 
+    loss_on = loss_of(plan, policy, reference)
     optimizer = adamw(plan, parameter_groups(model, plan.contract.weight_decay))
     work, micro_batches = plan.workload, plan.strategy.gradient_accumulation_steps
     half = work.precision != "fp32"
@@ -75,6 +81,7 @@ def _steps(plan: Plan, model: Any, buckets: list[Any]) -> job.Answer:
             "parameters": parameters,
             "gradients": [parameter.grad for parameter in parameters if parameter.grad is not None],
             "optimizer": [value for state in optimizer.state.values() for value in state.values()],
+            "reference": list(reference.parameters()) if reference is not None else [],
         }
 
     counter, between = LiveBytes(), dict[str, int]()
@@ -85,12 +92,12 @@ def _steps(plan: Plan, model: Any, buckets: list[Any]) -> job.Answer:
                     counter.hold(tensors)
                 counter.reset()
             for micro_batch in range(micro_batches):
-                tokens = torch.zeros((plan.strategy.micro_batch_size, work.sequence_length), dtype=torch.long)
+                tokens = torch.zeros((rows(plan), work.sequence_length), dtype=torch.long)
                 last = micro_batch == micro_batches - 1
                 silent = contextlib.nullcontext() if last or not hasattr(model, "no_sync") else model.no_sync()
                 with silent:
                     with torch.autocast("cpu", DTYPES[work.precision], enabled=half):
-                        loss = model(input_ids=tokens, labels=tokens).loss
+                        loss = loss_on(model, tokens)
                     loss.backward()
                 if micro_batch == max(0, micro_batches - 2):
                     between = bytes_by_part(holders())

@@ -46,16 +46,42 @@ def count(plan: Plan, kind: str, rank: int) -> job.Answer:
     pinned = Pinned()
     deepspeed = _ready(rank, plan.strategy.dp, pinned)
     from toolkit.verify import fake
+    from toolkit.verify.preference import frozen, is_preference, with_head
 
     with fake.tensors():
-        sharded = deepspeed.zero.Init(config_dict_or_path=config) if plan.strategy.zero_stage == 3 else None
-        with sharded or contextlib.nullcontext():
-            model = causal_model(plan, shape, dtype)
-        model = with_adapters(plan, model)
+        keep = _tell_transformers(config)  # alive, or it forgets
+
+        def made() -> Any:
+            sharded = deepspeed.zero.Init(config_dict_or_path=config) if plan.strategy.zero_stage == 3 else None
+            with sharded or contextlib.nullcontext():
+                return with_head(plan, causal_model(plan, shape, dtype))
+
+        model = with_adapters(plan, made())
         model.to(dtype)
+        apart = is_preference(plan) and plan.workload.method == "full"
+        reference = _as_trl_prepares_it(plan, deepspeed, frozen(made()).to(dtype), config) if apart else None
         if plan.strategy.recompute == 2:
             model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
-        return _steps(plan, deepspeed, model, config, pinned) | {"rank": rank}
+        answer = _steps(plan, deepspeed, model, config, pinned, reference) | {"rank": rank}
+        del keep
+        return answer
+
+
+def _tell_transformers(config: dict[str, Any]) -> Any:
+    """What trl asks whether parameters are sharded."""
+    from transformers.integrations.deepspeed import HfDeepSpeedConfig
+
+    return HfDeepSpeedConfig(config)  # type: ignore[no-untyped-call]
+
+
+def _as_trl_prepares_it(plan: Plan, deepspeed: Any, reference: Any, config: dict[str, Any]) -> Any:
+    """An engine of stage 3 as the policy's, without an optimizer; else a whole copy (models/utils.py of trl 1.16.0)."""
+    if plan.strategy.zero_stage != 3:
+        return reference
+    alone = {name: value for name, value in config.items() if name not in ("optimizer", "scheduler")}
+    engine, *_ = deepspeed.initialize(model=reference, config=alone)
+    engine.eval()
+    return engine
 
 
 def _ready(rank: int, world_size: int, pinned: Pinned) -> Any:
@@ -82,13 +108,17 @@ def _ready(rank: int, world_size: int, pinned: Pinned) -> Any:
     return deepspeed
 
 
-def _steps(plan: Plan, deepspeed: Any, model: Any, config: dict[str, Any], pinned: Pinned) -> job.Answer:
+def _steps(
+    plan: Plan, deepspeed: Any, model: Any, config: dict[str, Any], pinned: Pinned, reference: Any
+) -> job.Answer:
     import torch
 
     from toolkit.verify.audit import bytes_by_part, holders, states
     from toolkit.verify.hugging_face import adamw, parameter_groups
     from toolkit.verify.live import LiveBytes
+    from toolkit.verify.preference import loss_of, rows
 
+    loss_on = loss_of(plan, model, reference)
     optimizer = adamw(plan, parameter_groups(model, plan.contract.weight_decay))
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
     del model
@@ -97,26 +127,33 @@ def _steps(plan: Plan, deepspeed: Any, model: Any, config: dict[str, Any], pinne
     for step in range(2):
         with counter if step else contextlib.nullcontext():
             if step:
-                for tensors in holders(engine).values():
+                for tensors in (*holders(engine).values(), _shards(reference)):
                     counter.hold(tensors)
                 if plan.strategy.offload:
                     pinned.note(states(engine))
                     pinned.leave_out(counter)
                 counter.reset()
             for micro_batch in range(micro_batches):
-                tokens = torch.zeros((plan.strategy.micro_batch_size, work.sequence_length), dtype=torch.long)
-                engine.backward(engine(input_ids=tokens, labels=tokens).loss)
+                tokens = torch.zeros((rows(plan), work.sequence_length), dtype=torch.long)
+                engine.backward(loss_on(engine, tokens))
                 if micro_batch == max(0, micro_batches - 2):
                     on_host = pinned.keys if plan.strategy.offload else set()
-                    between = bytes_by_part(holders(engine), on_host) | {"host": pinned.bytes}
+                    parts = holders(engine) | {"reference": _shards(reference)}
+                    between = bytes_by_part(parts, on_host) | {"host": pinned.bytes}
                 engine.step()
     return {
-        "counted_bytes": {name: between[name] for name in ("parameters", "gradients", "optimizer")}
+        "counted_bytes": {name: between[name] for name in ("parameters", "gradients", "optimizer", "reference")}
         | {"peak": counter.peak}
         | ({"host": between["host"]} if plan.strategy.offload else {}),
         "other_bytes": {name: between[name] for name in ("buckets", "secondary", "gathered")},
         "collectives": counter.sent(),
     }
+
+
+def _shards(reference: Any) -> list[Any]:
+    """What this rank holds of a reference all the time."""
+    parameters = list(reference.parameters()) if reference is not None else []
+    return [getattr(parameter, "ds_tensor", parameter) for parameter in parameters]
 
 
 if __name__ == "__main__":

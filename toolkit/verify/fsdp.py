@@ -35,6 +35,7 @@ def count(plan: Plan, kind: str, rank: int) -> job.Answer:
 
     from toolkit.verify import fake
     from toolkit.verify.pinned import Pinned
+    from toolkit.verify.preference import frozen, is_preference, with_head
 
     pinned = Pinned()
     if s.offload:
@@ -44,11 +45,16 @@ def count(plan: Plan, kind: str, rank: int) -> job.Answer:
     with fake.tensors():
         # a base that is frozen needs no float32 copy, as the fine-tuning program loads it
         half = plan.workload.method != "full"
-        model = with_adapters(
-            plan, causal_model(plan, shape, DTYPES[plan.workload.precision] if half else torch.float32)
-        )
-        model = _prepared(plan, model, mesh)
-        return _steps(plan, model, pinned) | {"rank": rank}
+        dtype = DTYPES[plan.workload.precision] if half else torch.float32
+        model = with_adapters(plan, with_head(plan, causal_model(plan, shape, dtype)))
+        accelerator = _accelerator(plan, mesh)
+        reference = None
+        if is_preference(plan) and not half:
+            from trl.models.utils import prepare_fsdp
+
+            reference = prepare_fsdp(frozen(with_head(plan, causal_model(plan, shape, dtype))), accelerator)
+        model = _prepared(plan, model, accelerator)
+        return _steps(plan, model, pinned, reference) | {"rank": rank}
 
 
 def _mesh(dp: int, shard: int) -> Any:
@@ -60,10 +66,9 @@ def _mesh(dp: int, shard: int) -> Any:
     return init_device_mesh("cpu", (dp // shard, shard), mesh_dim_names=("dp_replicate", "dp_shard"))
 
 
-def _prepared(plan: Plan, model: Any, mesh: Any) -> Any:
+def _accelerator(plan: Plan, mesh: Any) -> Any:
+    """What the libraries ask of an Accelerator."""
     from accelerate.utils import FullyShardedDataParallelPlugin
-    from accelerate.utils.fsdp_utils import fsdp2_apply_ac, fsdp2_prepare_model
-    from accelerate.utils.operations import convert_outputs_to_fp32
 
     os.environ["FSDP_VERSION"] = "2"
     plugin = FullyShardedDataParallelPlugin(
@@ -77,8 +82,7 @@ def _prepared(plan: Plan, model: Any, mesh: Any) -> Any:
     precision = plan.workload.precision
     if precision != "fp32":
         plugin.set_mixed_precision(precision)
-        model.forward = convert_outputs_to_fp32(model.forward)  # as Accelerator.prepare_model
-    accelerator: Any = SimpleNamespace(
+    return SimpleNamespace(
         state=SimpleNamespace(fsdp_plugin=plugin),
         torch_device_mesh=mesh,
         parallelism_config=SimpleNamespace(fsdp_dim_names=list(mesh.mesh_dim_names)),
@@ -86,19 +90,30 @@ def _prepared(plan: Plan, model: Any, mesh: Any) -> Any:
         is_main_process=False,
         device="cpu",
     )
+
+
+def _prepared(plan: Plan, model: Any, accelerator: Any) -> Any:
+    from accelerate.utils.fsdp_utils import fsdp2_apply_ac, fsdp2_prepare_model
+    from accelerate.utils.operations import convert_outputs_to_fp32
+
+    plugin = accelerator.state.fsdp_plugin
+    if plan.workload.precision != "fp32":
+        model.forward = convert_outputs_to_fp32(model.forward)  # as Accelerator.prepare_model
     if plugin.activation_checkpointing:
         plugin.set_auto_wrap_policy(model)
         model = fsdp2_apply_ac(accelerator, model)
     return fsdp2_prepare_model(accelerator, model)
 
 
-def _steps(plan: Plan, model: Any, pinned: Pinned) -> job.Answer:
+def _steps(plan: Plan, model: Any, pinned: Pinned, reference: Any) -> job.Answer:
     import torch
 
     from toolkit.verify.audit import bytes_by_part
     from toolkit.verify.hugging_face import adamw, parameter_groups
     from toolkit.verify.live import LiveBytes
+    from toolkit.verify.preference import loss_of, rows
 
+    loss_on = loss_of(plan, model, reference)
     optimizer = adamw(plan, parameter_groups(model, plan.contract.weight_decay))
     work, micro_batches = plan.workload, plan.strategy.gradient_accumulation_steps
 
@@ -108,6 +123,7 @@ def _steps(plan: Plan, model: Any, pinned: Pinned) -> job.Answer:
             "parameters": parameters,
             "gradients": [parameter.grad for parameter in parameters if parameter.grad is not None],
             "optimizer": [value for state in optimizer.state.values() for value in state.values()],
+            "reference": list(reference.parameters()) if reference is not None else [],
         }
 
     def move_out() -> None:
@@ -126,8 +142,8 @@ def _steps(plan: Plan, model: Any, pinned: Pinned) -> job.Answer:
                 pinned.leave_out(counter)
                 counter.reset()
             for micro_batch in range(micro_batches):
-                tokens = torch.zeros((plan.strategy.micro_batch_size, work.sequence_length), dtype=torch.long)
-                model(input_ids=tokens, labels=tokens).loss.backward()
+                tokens = torch.zeros((rows(plan), work.sequence_length), dtype=torch.long)
+                loss_on(model, tokens).backward()
                 move_out()
                 if micro_batch == max(0, micro_batches - 2):
                     between = bytes_by_part(holders(), pinned.keys)

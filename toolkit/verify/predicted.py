@@ -7,6 +7,8 @@ parameters      the working copy that is alive all the time                     
 gradients       alive from one micro batch to the next (with a single micro       storages between two micro
                 batch: when its backward pass ends)                               batches
 optimizer       master copy and moments                                           storages after one step
+reference       of preference training (DPO): the frozen model, or a rank's       storages that hold it
+                share of it
 peak            the whole estimate without its framework part (context,           most bytes alive at once in
                 communicators, workspaces, fragmentation)                         a whole step
 host            what one rank offloads, without what the pinned allocator        storages that the engine pins,
@@ -26,11 +28,12 @@ import msgspec
 from toolkit.calibration import Calibration
 from toolkit.estimate.host import offloaded_bytes
 from toolkit.estimate.layout import Stage, second_stage, stages, tables
-from toolkit.estimate.memory import STATES, stage_memory, stage_share
+from toolkit.estimate.memory import STATES, stage_memory, stage_share, with_reference
 from toolkit.estimate.precision import state_precision
+from toolkit.estimate.preference import in_sequences, is_preference, reference_memory
 from toolkit.plan import Plan
 
-PARTS = ("parameters", "gradients", "optimizer", "peak", "host")
+PARTS = ("parameters", "gradients", "optimizer", "reference", "peak", "host")
 
 
 class Rank(NamedTuple):
@@ -61,9 +64,9 @@ def ranks(plan: Plan, calibration: Calibration) -> list[Rank]:
 
 def predicted(plan: Plan, calibration: Calibration, stage: Stage) -> dict[str, float]:
     """Bytes by part on one rank of a stage."""
-    model, s = plan.model, plan.strategy
+    model = plan.model
     # the kernel that adds to a gradient inside of its product comes with Apex, not with a dry run
-    workload = msgspec.structs.replace(plan.workload, fused_accumulation=False)
+    workload, s = in_sequences(msgspec.structs.replace(plan.workload, fused_accumulation=False), plan.strategy)
     table = tables(model, workload, s.framework)
     share = stage_share(model, s, table, stage)
     states = STATES[s.framework](model, workload, s, share, state_precision(workload, s.framework))
@@ -71,9 +74,16 @@ def predicted(plan: Plan, calibration: Calibration, stage: Stage) -> dict[str, f
     once = states.final if s.framework == "megatron" else states.handed
     kept = states.accumulated if s.gradient_accumulation_steps > 1 else once
     host = {"host": offloaded_bytes(model, workload, s)} if s.offload else {}
+    apart, reference = {}, 0.0
+    if is_preference(workload):
+        reference = float(with_reference(model, workload, s, calibration, table, estimate))
+        if workload.method == "full":
+            apart = {"reference": float(reference_memory(model, workload, s, table)[0])}
     return {
         "parameters": float(states.parameters),
         "gradients": float(states.gradients + kept),
         "optimizer": float(states.optimizer),
-        "peak": float(estimate.total_bytes - estimate.framework_bytes),
-    } | host
+        "peak": float(estimate.total_bytes - estimate.framework_bytes + reference),
+        **apart,
+        **host,
+    }

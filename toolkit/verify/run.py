@@ -16,6 +16,7 @@ from toolkit import plan as plans
 from toolkit.calibration import Calibration
 from toolkit.errors import Problem, Problems, ToolkitError
 from toolkit.plan import Plan
+from toolkit.runtime import child
 from toolkit.strategy import describe
 from toolkit.verify.predicted import PARTS, Rank, ranks
 from toolkit.verify.reduced import reduced
@@ -45,11 +46,6 @@ def verify(
     not installed, a plan that cannot be run dry, and a dry run that fails or takes too long.
     """
     started = time.perf_counter()
-    if plan.workload.objective != "likelihood":
-        raise ToolkitError(
-            f"the plan's objective is {plan.workload.objective}, and dry runs hold no reference model",
-            remedy="verify a plan of the same model with objective likelihood",
-        )
     program = _program(plan)
     small = reduced(plan, layers)
     calibration, assumptions = as_run_dry(small, calibration)
@@ -154,7 +150,7 @@ def _start(program: str, plan: Plan, rank: Rank, limit: float) -> dict[str, Any]
         plan_file.write_text(plans.dump(plan))
         command = [sys.executable, "-m", program, str(plan_file), rank.kind, str(rank.rank), str(answer_file)]
         try:
-            done = subprocess.run(command, env=surroundings, capture_output=True, text=True, timeout=limit)
+            done = child.run(command, surroundings, limit)
         except subprocess.TimeoutExpired as error:
             raise ToolkitError(
                 f"the dry run of the {rank.kind} took more than {limit:g} s",
