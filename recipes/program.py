@@ -7,69 +7,74 @@ import atexit
 import contextlib
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from recipes import quiet, ranks
+from recipes import options, quiet, ranks
 from toolkit.errors import Problems, ToolkitError, reason
 from toolkit.runtime import signals
 from toolkit.runtime.lease import Lease
 from toolkit.runtime.signals import StopRequest
 from toolkit.runtime.watchdog import Limits, Watchdog
 
-SAID_BY_THE_FIRST = 10.0  # seconds in which local rank 0 says a problem that all ranks have
 WITH_TORCHRUN = "start with launch.sh or train.sbatch, or with torchrun, which sets it"
 
 
 def parser(name: str, description: str) -> argparse.ArgumentParser:
     """The options that every training program has."""
-    made = argparse.ArgumentParser(prog=name, description=description)
+    made = options.Parser(prog=name, description=description, allow_abbrev=False)
     made.add_argument("--plan", type=Path, required=True, help="plan.json, from toolkit plan --out")
     made.add_argument("--output-dir", type=Path, help="default: the folder 'run' beside the plan")
-    made.add_argument("--max-steps", type=int, default=0, help="end after this step; the schedule stays the plan's")
-    made.add_argument("--save-steps", type=int, default=500, help="steps between checkpoints (default 500)")
-    made.add_argument("--keep", type=int, default=2, help="whole checkpoints to keep (default 2)")
-    made.add_argument("--keep-every", type=int, default=0, metavar="STEPS", help="and for good those of every so many")
+    made.add_argument(
+        "--max-steps", type=options.count(0), default=0, help="end after this step; the schedule stays the plan's"
+    )
+    made.add_argument(
+        "--save-steps", type=options.count(0), default=500, help="steps between checkpoints (500); 0: at the end only"
+    )
+    made.add_argument("--keep", type=options.count(1), default=2, help="whole checkpoints to keep (default 2)")
+    made.add_argument(
+        "--keep-every", type=options.count(0), default=0, metavar="STEPS", help="and for good those of every so many"
+    )
     made.add_argument("--async-save", action="store_true", help="go on training while a checkpoint is brought to disk")
     made.add_argument("--durable", default="", metavar="URL", help="copy checkpoints there (s3://, file://, ...)")
     made.add_argument("--trace", type=Path, metavar="FOLDER", help="write weights and gradients of every step there")
     made.add_argument(
-        "--hang-after", type=float, default=120.0, help="least seconds before a step counts as hanging (120; 0: never)"
+        "--hang-after",
+        type=options.seconds,
+        default=120.0,
+        help="least seconds before a step counts as hanging (120; 0: never)",
     )
-    made.add_argument("--hang-at-most", type=float, default=1800.0, help="limit while no durations are known (1800)")
     made.add_argument(
-        "--start-limit", type=float, default=86400.0, help="seconds that the start may take, tokenising too (86400)"
+        "--hang-at-most", type=options.seconds, default=1800.0, help="limit while no durations are known (1800)"
+    )
+    made.add_argument(
+        "--start-limit",
+        type=options.seconds,
+        default=86400.0,
+        help="seconds that the start may take, tokenising too (86400)",
     )
     return made
 
 
-def watchdog(folder: Path, rank: int, world_size: int, options: argparse.Namespace) -> Watchdog:
+def watchdog(folder: Path, rank: int, world_size: int, given: argparse.Namespace) -> Watchdog:
     """Watches this rank from here on, beginning with its start; ``stop`` it at the end."""
-    limits = Limits(floor=options.hang_after, ceiling=options.hang_at_most, start_up=options.start_limit)
+    limits = Limits(floor=given.hang_after, ceiling=given.hang_at_most, start_up=given.start_limit)
     made = Watchdog(folder, rank, world_size, limits)
     made.start()
     return made
 
 
-def told(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
-    """Run the program; problems with the inputs go to stderr as sentences, once on each node.
-
-    The first process that ends makes torchrun stop the others. So those that are not local rank 0 wait for it to
-    say what all of them found, and are stopped as it ends; one that is left alone says what it alone has.
-    """
+def told(run: Callable[[argparse.Namespace], int], given: argparse.Namespace) -> int:
+    """Run the program; problems with the inputs go to stderr as sentences, once on each node."""
     quiet.known_warnings()
     try:
-        return run(options)
+        return run(given)
     except KeyboardInterrupt:  # of a terminal; training ends by its own rules before (signals.py)
         print("interrupted", file=sys.stderr, flush=True)
         return 130
     except ToolkitError as error:
-        if os.environ.get("LOCAL_RANK", "0").strip("0").isdecimal():  # neither 0 nor something that is no rank
-            time.sleep(SAID_BY_THE_FIRST)
-        for problem in error.problems:
-            print(f"error: {problem}", file=sys.stderr, flush=True)
+        options.say(*error.problems)
         return error.exit_code
 
 

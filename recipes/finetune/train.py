@@ -22,6 +22,7 @@ from typing import Any
 from recipes import program, ranks, resume, schedule, setbacks, stragglers
 from recipes.finetune import arguments, checks, libraries, material, padding, result
 from recipes.finetune import model as models
+from recipes.options import count
 from toolkit import plan as plans
 from toolkit.errors import ToolkitError
 from toolkit.plan import Plan
@@ -39,7 +40,10 @@ def main(argv: list[str] | None = None) -> int:
         "--deepspeed", type=Path, help="DeepSpeed configuration; default: ds_config.json beside the plan"
     )
     parser.add_argument(
-        "--eval-steps", type=int, default=0, help="steps between evaluations on held-out sequences; 0: at the end only"
+        "--eval-steps",
+        type=count(0),
+        default=0,
+        help="steps between evaluations on held-out sequences; 0: at the end only",
     )
     parser.add_argument("--merge", action="store_true", help="at the end, write the base with its adapters merged in")
     parser.add_argument(

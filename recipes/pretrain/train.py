@@ -22,6 +22,7 @@ import argparse
 from pathlib import Path
 
 from recipes import program, resume, setbacks, stragglers
+from recipes.options import count
 from recipes.pretrain import config, machine, validity
 from toolkit.runtime import checkpoint
 
@@ -31,9 +32,11 @@ def main(argv: list[str] | None = None) -> int:
     parser = program.parser("recipes.pretrain.train", "Pretrain what a plan says.")
     parser.add_argument("--megatron", type=Path, help="default: megatron_core.json beside the plan")
     parser.add_argument(
-        "--eval-steps", type=int, default=0, help="steps between evaluations (default: at the end only)"
+        "--eval-steps", type=count(0), default=0, help="steps between evaluations (default: at the end only)"
     )
-    parser.add_argument("--eval-sequences", type=int, default=512, help="held-out sequences of one evaluation (512)")
+    parser.add_argument(
+        "--eval-sequences", type=count(1), default=512, help="held-out sequences of one evaluation (512)"
+    )
     setbacks.add_options(parser)
     stragglers.add_options(parser)
     return program.told(run, parser.parse_args(argv))
