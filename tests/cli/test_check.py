@@ -52,3 +52,17 @@ def test_planning_does_not_load_the_grammar() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_standard_input_pipes_and_what_never_ends(tmp_path: Path) -> None:
+    start = [sys.executable, "-m", "toolkit", "check"]
+    done = subprocess.run([*start, "-"], input="#!/bin/bash\r\necho\r\n", capture_output=True, text=True)
+    assert done.returncode == 1 and "-:1: error:" in done.stdout
+    piped = f"{' '.join(start)} <(printf '#!/bin/bash\\r\\necho\\r\\n')"
+    assert subprocess.run(["bash", "-c", piped], capture_output=True).returncode == 1
+    (tmp_path / "empty").touch()
+    for name, said in (("/dev/zero", "is no script"), ("empty", "empty is empty"), ("-", "- is empty")):
+        done = subprocess.run(
+            [*start, name], cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr

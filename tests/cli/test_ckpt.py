@@ -138,3 +138,22 @@ def test_durable_storage(tmp_path: Path, scheme: str) -> None:
     assert call("verify", url).exit_code == 0
     assert call("prune", url).output == "deleted checkpoint-1\n"
     assert call("latest", url).stdout == f"{url}/checkpoint-3\n"
+
+
+@pytest.mark.parametrize("content", ['{"schema": 99, "files": 3}', '{"schema": 99}'])
+def test_a_checkpoint_of_a_newer_version_is_not_used_and_not_deleted(content: str, tmp_path: Path) -> None:
+    run = run_of(tmp_path, 1, 2, 3)
+    (run / "checkpoint-1" / "manifest.json").write_text(content)
+    shown = json.loads(call("list", run, "--json").stdout)["checkpoints"][0]
+    assert not shown["valid"] and [each["kind"] for each in shown["damage"]] == ["later"]
+    told = call("prune", run, "--broken", "--keep-last", "1").stdout
+    assert "kept checkpoint-1: it is of another version" in told and "deleted checkpoint-2" in told
+    assert (run / "checkpoint-1").is_dir()
+
+
+def test_the_folder_of_a_plan_stands_for_its_run(tmp_path: Path) -> None:
+    run_of(tmp_path / "run", 1, 2)
+    (tmp_path / "plan.json").write_text("{}")
+    shown = call("list", tmp_path)
+    assert "checkpoint-2" in shown.stdout and f"the run in {tmp_path} is {tmp_path / 'run'}" in shown.stderr
+    assert call("latest", tmp_path).stdout.splitlines() == [str(tmp_path / "run" / "checkpoint-2")]

@@ -180,3 +180,33 @@ def test_what_cannot_tell_says_so(tmp_path: Path) -> None:
     (tmp_path / "steps.jsonl").write_text('{"step":1,"seconds":1,"tokens":1,"loss":1,"learning_rate":1}\n')
     with pytest.raises(ToolkitError, match="no times of day"):
         goodput.of_run(tmp_path)
+
+
+def test_files_that_are_damaged_or_not_of_one_run_are_named(tmp_path: Path) -> None:
+    record = run_record("x", b"", 1, "cpu")
+    for step in (1, 2):
+        telemetry = Telemetry(tmp_path, record)
+        telemetry.step(line(step, 0.001, 0.0))
+        telemetry.close()
+    steps, earlier = tmp_path / "steps.jsonl", tmp_path / "run.0.json"
+    whole, first = steps.read_bytes(), earlier.read_bytes()
+    assert goodput.of_run(tmp_path).starts == 2
+    steps.write_bytes(whole + b'{"step":3,"sec')  # a kill tore it
+    assert goodput.of_run(tmp_path).steps == 2
+    for content, said in (
+        (whole.replace(b'"step":2', b'"step":"two"'), r"steps\.jsonl, line 2 is damaged"),
+        (b"\xff\xfe\n" + whole, r"steps\.jsonl, line 1 is damaged"),
+        (whole.replace(b'"ended_unix":1', b'"ended_unix":-1'), "before its start began"),
+        (whole.replace(b'"restart":1', b'"restart":4'), "records of 2 starts, and its files tell of 5"),
+    ):
+        assert content != whole
+        steps.write_bytes(content)
+        with pytest.raises(ToolkitError, match=said):
+            goodput.of_run(tmp_path)
+    steps.write_bytes(whole)
+    earlier.unlink()
+    with pytest.raises(ToolkitError, match="records of 1 starts, and its files tell of 2"):
+        goodput.of_run(tmp_path)
+    earlier.write_bytes(first[:-20])
+    with pytest.raises(ToolkitError, match=r"run\.0\.json is damaged"):
+        goodput.of_run(tmp_path)

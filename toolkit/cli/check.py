@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,8 +37,8 @@ SECONDS = click.FloatRange(0.0, 1e9, min_open=True)
 def command(files: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Read launch scripts (sbatch, srun, torchrun, accelerate, deepspeed) and DeepSpeed hostfiles for what is wrong.
 
-    Nothing is run. Scripts that start one another are given together. Exit code 1 where there is an error, 0 where
-    there are at most warnings.
+    Nothing is run. Scripts that start one another are given together; - is the standard input. Exit code 1 where
+    there is an error, 0 where there are at most warnings.
 
     \b
     toolkit check train.sbatch --cluster dgx-h100
@@ -86,9 +87,15 @@ def _texts(files: tuple[str, ...]) -> dict[str, str]:
 
 
 def _text(path: Path) -> str:
-    data = path.read_bytes()
+    if str(path) == "-":
+        data = sys.stdin.buffer.read(MOST_BYTES + 1)
+    else:
+        with path.open("rb") as file:  # also a pipe, and no more of what never ends
+            data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES or b"\0" in data:
         raise ToolkitError(f"{path} is no script", remedy="give scripts and hostfiles")
+    if not data.strip():
+        raise ToolkitError(f"{path} is empty", remedy="give scripts and hostfiles")
     try:
         return data.decode()
     except UnicodeDecodeError as error:

@@ -24,7 +24,9 @@ def command(directory: str, keep_last: int, keep_every: int, broken: bool, dry_r
     from toolkit.runtime import lease, retention, storage
 
     directory, found = look(directory)
-    states = [(each, not any(damage.fatal for damage in each.damage(deep=False))) for each in found]
+    damages = {each: each.damage(deep=False) for each in found}
+    states = [(each, not any(damage.fatal for damage in damages[each])) for each in found]
+    later = [each.name for each in found if any(damage.kind == "later" for damage in damages[each])]
     valid = [each for each, good in states if good]
     gone = retention.doomed([(each, each.step) for each in valid], keep_last, keep_every)
     if not storage.is_url(directory):
@@ -36,7 +38,7 @@ def command(directory: str, keep_last: int, keep_every: int, broken: bool, dry_r
         places = {each: founds.pointer(Path(directory), each) for each in found}
         gone = [each for each in gone if not ((place := places[each]) and founds.held(place[0]) == place[1])]
     if broken and valid:
-        gone += [each for each, good in states if not good and each.step < valid[-1].step]
+        gone += [each for each, good in states if not (good or each.name in later) and each.step < valid[-1].step]
     for each in gone if not dry_run else ():
         each.discard() if isinstance(each, Remote) else founds.discard(each)
     names = [each.name for each in gone]
@@ -46,5 +48,7 @@ def command(directory: str, keep_last: int, keep_every: int, broken: bool, dry_r
         return
     for name in names:
         click.echo(f"{'would delete' if dry_run else 'deleted'} {name}")
+    for name in later:
+        click.echo(f"kept {name}: it is of another version of this toolkit")
     if not names:
         click.echo("nothing to delete")

@@ -44,6 +44,8 @@ def look(directory: str) -> tuple[str, list[Any]]:
     from toolkit.cli.files import inside
     from toolkit.runtime import found, storage
 
+    if not directory:
+        raise ToolkitError("the directory has an empty name", remedy="name one, or . for this one")
     if storage.is_url(directory):
         return directory, [Remote(directory, name) for name in storage.names(directory)]
     there = found.look(Path(directory))

@@ -126,11 +126,8 @@ def verify(checkpoint: str | Path, group: Group = ALONE, deep: bool = True) -> l
     try:
         known = manifest.read(path)
     except ToolkitError as error:
-        mine = [
-            Damage(
-                MANIFEST, "missing" if not (path / MANIFEST).exists() else "unreadable", str(error.problems[0].message)
-            )
-        ]
+        kind = "later" if isinstance(error, manifest.OfAnotherVersion) else "unreadable"
+        mine = [Damage(MANIFEST, kind if (path / MANIFEST).exists() else "missing", error.problems[0].message)]
         return group.share(mine)[0]  # type: ignore[no-any-return]
     sizes = {name: each.bytes for name, each in known.files.items()}
     mine = manifest.damage(path, known, shares.to_hash(sizes, group.hosts)[group.rank], deep)

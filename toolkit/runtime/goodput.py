@@ -35,6 +35,8 @@ from toolkit.runtime.checkpoint import FINISHED
 from toolkit.runtime.telemetry import EVALUATIONS, RUN, STEPS
 
 Record = TypeVar("Record", StepRecord, EvaluationRecord)
+Known = TypeVar("Known", StepRecord, EvaluationRecord, RunRecord)
+CLOCK_STEP = 2.0  # seconds by which a clock may be corrected in a start
 PARTS = (
     "productive_seconds",
     "repeated_seconds",
@@ -127,17 +129,17 @@ def account(
 def of_run(directory: str | Path) -> Goodput:
     """Goodput of the run in an output directory, finished or not; raises ToolkitError for one that cannot tell it."""
     folder = Path(directory)
-    remedy = "give the output directory of a training run: it has run.json and steps.jsonl"
     try:
         earlier: list[RunRecord] = []
         while (path := folder / f"run.{len(earlier)}.json").exists():
-            earlier.append(msgspec.json.decode(path.read_bytes(), type=RunRecord))
-        records = [*earlier, msgspec.json.decode((folder / RUN).read_bytes(), type=RunRecord)]
+            earlier.append(_decoded(path.read_bytes(), RunRecord, path))
+        records = [*earlier, _decoded((folder / RUN).read_bytes(), RunRecord, folder / RUN)]
         steps = _lines(folder / STEPS, StepRecord)
         evaluations = _lines(folder / EVALUATIONS, EvaluationRecord)
         done = folder / FINISHED
         end = done.stat().st_mtime if done.exists() else 0.0
-    except (OSError, msgspec.MsgspecError) as error:
+    except OSError as error:
+        remedy = "give the output directory of a training run: it has run.json and steps.jsonl"
         raise ToolkitError(f"cannot read the telemetry of {folder}: {reason(error)}", remedy=remedy) from error
     if not steps:
         raise ToolkitError(f"no step has been made in {folder}", remedy="wait for the first step")
@@ -145,12 +147,40 @@ def of_run(directory: str | Path) -> Goodput:
         raise ToolkitError(
             f"the telemetry of {folder} has no times of day", remedy="it is of an older version, which wrote none"
         )
+    _require_one_run(folder, records, steps)
     starts = [Start(r.process_started_unix, r.ended_unix, r.last_save_stall_seconds) for r in records]
     return account(starts, steps, evaluations, end)
+
+
+def _require_one_run(folder: Path, records: list[RunRecord], steps: list[StepRecord]) -> None:
+    """Files of which some are missing, or that are of several runs, would tell nonsense."""
+    told = max([each.restart_count for each in records] + [each.restart for each in steps])
+    if told != len(records) - 1:
+        raise ToolkitError(
+            f"{folder} has records of {len(records)} starts, and its files tell of {told + 1}",
+            remedy="each start has its own: run.0.json, run.1.json, ..., the newest run.json",
+        )
+    for each in steps:
+        began = records[each.restart].process_started_unix
+        if each.ended_unix < began - CLOCK_STEP:
+            raise ToolkitError(
+                f"step {each.step} in {folder / STEPS} ended {began - each.ended_unix:,.0f} s before its start began",
+                remedy="the files are of several runs, or a clock was set back meanwhile: the times tell nothing",
+            )
 
 
 def _lines(path: Path, kind: type[Record]) -> list[Record]:
     """All lines in the order of the file, repeated steps too; a torn last one is left out."""
     if not path.exists():
         return []
-    return [msgspec.json.decode(line, type=kind) for line in path.read_bytes().split(b"\n")[:-1]]
+    lines = path.read_bytes().split(b"\n")[:-1]
+    return [_decoded(line, kind, f"{path}, line {number}") for number, line in enumerate(lines, start=1)]
+
+
+def _decoded(content: bytes, kind: type[Known], where: object) -> Known:
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ToolkitError(
+            f"{where} is damaged: {error}", remedy="the other files of the run are as they were"
+        ) from error

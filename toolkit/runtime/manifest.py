@@ -64,11 +64,19 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, FileEntry] = {}  # by path relative to the checkpoint
 
 
+class _Schema(msgspec.Struct):
+    schema: int = SCHEMA  # what else there is may have another form
+
+
+class OfAnotherVersion(ToolkitError):
+    """A manifest that another version of this toolkit wrote: nothing is known of it, so nothing is wrong with it."""
+
+
 class Damage(msgspec.Struct, frozen=True):
     """What is wrong with one file of a checkpoint."""
 
     file: str
-    kind: str  # missing | truncated | flipped | unreadable | inconsistent; extra | unknown | pointer | contract
+    kind: str  # missing | truncated | flipped | unreadable | later | inconsistent; extra | unknown | pointer | contract
     text: str
 
     @property
@@ -102,14 +110,16 @@ def encode(manifest: Manifest) -> bytes:
 def decode(content: bytes, where: str | Path) -> Manifest:
     """Read it back; raises ToolkitError for what is no manifest, or one of a later schema."""
     try:
-        found = msgspec.json.decode(content, type=Manifest)
-    except (msgspec.MsgspecError, RecursionError) as error:
+        schema = msgspec.json.decode(content, type=_Schema).schema
+        if schema != SCHEMA:
+            raise OfAnotherVersion(
+                f"{where} has schema {schema}, this toolkit reads {SCHEMA}", remedy="use a newer one"
+            )
+        return msgspec.json.decode(content, type=Manifest)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ToolkitError(
             f"{where} is no manifest: {error}", remedy="toolkit ckpt verify names what is damaged"
         ) from error
-    if found.schema != SCHEMA:
-        raise ToolkitError(f"{where} has schema {found.schema}, this toolkit reads {SCHEMA}", remedy="use a newer one")
-    return found
 
 
 def read(checkpoint: str | Path) -> Manifest:

@@ -100,7 +100,8 @@ def damage(target: str, deep: bool = False) -> list[Damage]:
     try:
         known = read(target)
     except ToolkitError as error:
-        return [Damage(MANIFEST, "missing", error.problems[0].message)]
+        kind = "later" if isinstance(error, manifest.OfAnotherVersion) else "missing"
+        return [Damage(MANIFEST, kind, error.problems[0].message)]
     found = []
     with _opened(target) as (system, root):
         for name, wanted in known.files.items():
