@@ -13,6 +13,8 @@ import warnings
 KNOWN: tuple[tuple[type[Warning], str], ...] = (
     # names that torch 2.13 will drop, used by DeepSpeed 0.19.8 and megatron-core 0.16.1
     (FutureWarning, "`torch.distributed."),
+    # used by megatron-core 0.16.1 where it loads and writes checkpoints
+    (FutureWarning, "Please use DTensor instead and we are deprecating ShardedTensor"),
     # used by peft 0.21
     (FutureWarning, "`is_gradient_checkpointing` is deprecated"),
     # megatron-core 0.16.1, of what it falls back to; on GPUs the start itself says which kernels are used
