@@ -1,5 +1,6 @@
 """Hypothesis without deadlines: on a machine that is shared they measure the other programs. Quick starts."""
 
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -8,6 +9,17 @@ from hypothesis import settings
 
 settings.register_profile("toolkit", deadline=None)
 settings.load_profile("toolkit")
+
+
+def pytest_configure() -> None:
+    """What tests start gets the signals that a terminal's programs get, also of tests in the background.
+
+    A shell has `&` and nohup ignore SIGINT and SIGHUP, and what is ignored stays so in each program started from
+    there; what has a handler goes back to the default.
+    """
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
 
 
 @pytest.fixture(scope="module")
