@@ -169,8 +169,7 @@ def test_joining_that_was_killed_is_done_again(here: None, tmp_path: Path, monke
 
     with monkeypatch.context() as patch:
         patch.setattr(prepare, "_join", killed)
-        with pytest.raises(KeyboardInterrupt):
-            run(path, tmp_path / "o")
+        assert run(path, tmp_path / "o") == 130  # as a shell counts an interrupt
     assert not tokens.is_prefix(str(tmp_path / "o"))
     done.clear()
     assert run(path, tmp_path / "o") == 0 and not done
