@@ -71,3 +71,14 @@ def test_a_working_folder_that_is_gone_is_a_sentence(tmp_path: Path) -> None:
 def test_streams_that_are_closed_are_no_failure(command: str, closed: str) -> None:
     assert bash(f"{TOOLKIT} {command} {closed}").returncode == 0
     assert bash(f"{TOOLKIT} plan --params 7B --gpus 0 {closed}").returncode == 2
+
+
+def test_ctrl_c_is_told_and_is_no_finding() -> None:
+    code = (
+        "import os, signal; from toolkit.cli import main as cli;"
+        "cli.COMMANDS['models'] = ('a.module', ''); real = cli.importlib.import_module;"
+        "cli.importlib.import_module = lambda name: os.kill(os.getpid(), signal.SIGINT) or real('toolkit.cli.models');"
+        "cli.main(['models'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr.strip(), done.stdout) == (130, "interrupted", "")

@@ -45,6 +45,9 @@ COMMANDS = {
 }
 
 
+INTERRUPTED = 128 + 2  # as a shell tells an end by SIGINT
+
+
 class LazyGroup(click.Group):
     """Imports a command's module when that command is asked for, and never for ``--help``."""
 
@@ -66,6 +69,9 @@ class LazyGroup(click.Group):
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that Python's own flush at exit does not fail
             sys.exit(0)
+        except KeyboardInterrupt:  # which click would end with 1, as what was looked for and found
+            click.echo("\ninterrupted", err=True)
+            sys.exit(INTERRUPTED)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """The help table, from the one-liners: nothing is imported."""

@@ -24,19 +24,24 @@ is passed on to the processes; others change nothing, but for a third Ctrl-C, wh
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
-import tempfile
-from types import FrameType
-from typing import TYPE_CHECKING, Any
 
-from toolkit.runtime import outcome
-from toolkit.runtime.divergence import DIVERGED
-from toolkit.runtime.outcome import Outcome
-from toolkit.runtime.signals import STOPPED
-from toolkit.runtime.watchdog import HUNG
+if __name__ == "__main__":  # at once: on a busy machine the imports below take seconds, and torch's many
+    for _each in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(_each, lambda *_: (os.write(2, b"stopped before the start: nothing is lost\n"), os._exit(75)))
+
+import logging  # noqa: E402
+import tempfile  # noqa: E402
+from types import FrameType  # noqa: E402
+from typing import TYPE_CHECKING, Any  # noqa: E402
+
+from toolkit.runtime import outcome  # noqa: E402
+from toolkit.runtime.divergence import DIVERGED  # noqa: E402
+from toolkit.runtime.outcome import Outcome  # noqa: E402
+from toolkit.runtime.signals import STOPPED  # noqa: E402
+from toolkit.runtime.watchdog import HUNG  # noqa: E402
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

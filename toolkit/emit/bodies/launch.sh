@@ -14,6 +14,7 @@ fi
 if [ "${#preflight[@]}" -gt 0 ]; then                     # of this machine by itself
   rc=0
   "${preflight[@]}" --nodes 1 --node 0 || rc=$?
+  if [ "$rc" = 130 ]; then exit 75; fi                    # Ctrl-C: stopped before the start
   if [ "$rc" != 0 ]; then
     echo "error: not started: toolkit preflight returned $rc, see above (PREFLIGHT=0 starts all the same)" >&2
     exit "$rc"
