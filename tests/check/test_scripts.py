@@ -260,3 +260,14 @@ def test_a_script_that_starts_itself_ends() -> None:
     assert told("#!/bin/bash\nbash run.sh\n./run.sh\n", name="run.sh") == []
     both = {"a.sh": "#!/bin/bash\nbash b.sh\n", "b.sh": "#!/bin/bash\nbash a.sh\n"}
     assert check(both) == []
+
+
+@pytest.mark.parametrize(
+    "prefix", ["timeout -k 10 60", "timeout --signal=TERM 60", "nice -n 5", "env -u A B=1", "nohup", "stdbuf -o L exec"]
+)
+def test_a_command_is_found_behind_what_starts_it(prefix: str) -> None:
+    for word in ("srun --kill-on-bad-exit=1", "torchrun \\\n"):
+        changed = TEMPLATE.replace(word, f"{prefix} {word}", 1)
+        assert changed != TEMPLATE
+        assert told(changed, facts=Facts(step_seconds=20.0, save_seconds=90.0, gpus_per_node=8, gpus=16)) == []
+        assert "tasks-times-workers" in codes(changed.replace("--ntasks-per-node=1", "--ntasks-per-node=8"))

@@ -15,11 +15,11 @@ from toolkit.check.branches import Branches, parsed
 from toolkit.check.commands import Assignment, Call, Script, Step
 from toolkit.check.directives import directives
 from toolkit.check.expand import Expander, Node, Value
+from toolkit.check.surroundings import change_options, in_background, pipe_behind, without_prefix
 from toolkit.check.text import BATCH, NODE, mark, plain, whole
 from toolkit.errors import ToolkitError
 
 SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
-PREFIXES = {"exec": 0, "command": 0, "nohup": 0, "time": 0, "setsid": 0, "stdbuf": 0, "nice": 0, "timeout": 1, "env": 0}
 CARRIERS = ("singularity", "apptainer", "docker", "podman", "shifter", "nsys", "ncu", "numactl", "conda", "mamba", "uv",
             "poetry", "taskset", "ssh", "pdsh", "clush", "xargs", "parallel")  # fmt: skip
 STARTED = ("torchrun", "torchrun_script", "deepspeed", "accelerate", "ft_launcher", "python", "python3", *SHELLS)
@@ -140,8 +140,8 @@ class _Walker:
             self._substitutions(inside)
         if not words:
             return
-        background = _in_background(node)
-        pipe = _pipe(node, self.expand)
+        background = in_background(node)
+        pipe = pipe_behind(node, self.expand)
         self._run(words, self._line(node), prefix, pipe, background, captured, self.expand.raw(node), self.step)
 
     def _substitutions(self, node: Node) -> None:
@@ -183,7 +183,7 @@ class _Walker:
         step = self.step
         if words and words[0].rpartition("/")[2] == "srun":
             given, words, strange = slurm_options.read(words[1:])
-            step = Step(self._line(node), given, _in_background(node), tuple(strange))
+            step = Step(self._line(node), given, in_background(node), tuple(strange))
         if words and words[0].rpartition("/")[2] in SHELLS and not any(not w.startswith("-") for w in words[1:]):
             self._inner(text, line - 1, step, [])
 
@@ -198,14 +198,14 @@ class _Walker:
         raw: str,
         step: Step | None,
     ) -> None:
-        words = _without_prefix(words, prefix)
+        words = without_prefix(words, prefix)
         if not words:
             return
         name = words[0].rpartition("/")[2]
         place = NODE if step is not None and self.depth and self.place == NODE else self.place
         self.script.calls.append(Call(name, tuple(words), line, place, step, pipe, raw, prefix, captured))
-        if name == "set":
-            self._set(words[1:])
+        if name == "set" and self.place == BATCH and self.step is None:
+            change_options(self.script.shell, words[1:])
         arguments = self.values.get("@")
         if name == "shift" and isinstance(arguments, list):
             self.values["@"] = arguments[(whole("".join(words[1:2])) or 1) :]
@@ -244,64 +244,3 @@ class _Walker:
         place = NODE if step is not None else self.place
         values = self.values if arguments is None else self.values | {"@": list(arguments)}
         _Walker(self.script, text, place, values, step, line, self.files, self.depth + 1).walk_all()
-
-    def _set(self, words: list[str]) -> None:
-        if self.place != BATCH or self.step is not None:
-            return
-        letters = {"e": "errexit", "u": "nounset"}
-        for at, word in enumerate(words):
-            change = self.script.shell.add if word.startswith("-") else self.script.shell.discard
-            if word[:1] in ("-", "+"):
-                for letter in word[1:]:
-                    if letter in letters and (letter != "u" or word[0] == "-"):
-                        change(letters[letter])
-                if "o" in word and at + 1 < len(words):
-                    change(words[at + 1])
-
-
-def _without_prefix(words: list[str], prefix: dict[str, str]) -> list[str]:
-    """The command behind ``exec``, ``env A=B``, ``timeout 10`` and the like."""
-    while words and words[0].rpartition("/")[2] in PREFIXES:
-        name = words[0].rpartition("/")[2]
-        if name == "command" and words[1:2] and words[1] in ("-v", "-V"):
-            return words
-        at = 1
-        while at < len(words) and (words[at].startswith("-") or (name == "env" and "=" in words[at])):
-            if name == "env" and "=" in words[at] and not words[at].startswith("-"):
-                key, _, value = words[at].partition("=")
-                prefix[key] = value
-            at += 1
-        words = words[at + PREFIXES[name] :]
-    return words
-
-
-def _in_background(node: Node) -> bool:
-    while node is not None and node.type in (
-        "command",
-        "redirected_statement",
-        "pipeline",
-        "list",
-        "compound_statement",
-    ):
-        following = node.next_sibling
-        if following is not None and following.type == "&":
-            return True
-        node = node.parent
-    return False
-
-
-def _pipe(node: Node, expand: Expander) -> tuple[str, ...]:
-    """Names of the commands behind it in its pipeline."""
-    inner = node
-    while inner.parent is not None and inner.parent.type == "redirected_statement":
-        inner = inner.parent
-    parent = inner.parent
-    if parent is None or parent.type != "pipeline":
-        return ()
-    names, seen = [], False
-    for child in parent.named_children:
-        if seen:
-            raw = expand.raw(child).split()
-            names.append(raw[0].rpartition("/")[2] if raw else "")
-        seen = seen or child == inner
-    return tuple(names)
