@@ -31,6 +31,7 @@ from toolkit.runtime.skipped import Setback
 from toolkit.runtime.telemetry import Telemetry
 from toolkit.runtime.together import Group
 
+TOLD = 4  # micro batches whose loss is not finite
 VERDICTS = ("", "warn", "skip", "stop")  # the worst of all ranks holds
 
 
@@ -236,9 +237,9 @@ class Setbacks:
                 first = batch * self.global_batch + (number * share.replicas + share.replica) * share.size
                 places.setdefault((first, first + share.size), []).append(f"{rank} on {self.group.hosts[rank]}")
         text = f"batch {batch}, samples {self._samples((batch,))}"
-        for (first, end), who in sorted(places.items()):
+        for (first, end), who in sorted(places.items())[:TOLD]:
             text += f"; not finite already in samples {first} to {end - 1} (rank {', '.join(who)})"
-        return text
+        return text + (f"; and in {len(places) - TOLD} more micro batches" if len(places) > TOLD else "")
 
     def _samples(self, batches: tuple[int, ...]) -> str:
         return ", ".join(f"{b * self.global_batch} to {(b + 1) * self.global_batch - 1}" for b in batches)
