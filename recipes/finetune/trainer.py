@@ -44,7 +44,6 @@ class ContractTrainer(Trainer):
                 remedy="use a model of transformers itself",
             )
 
-    @interruptible
     def training_step(self, *positional: Any, **keywords: Any) -> torch.Tensor:
         """One micro batch; its loss is kept on the device, for telling where one is not finite."""
         loss = super().training_step(*positional, **keywords)
@@ -59,6 +58,7 @@ class ContractTrainer(Trainer):
         self.callback_handler.train_dataloader = train_dataloader
         return self.model_wrapped, train_dataloader
 
+    @interruptible
     def evaluate(self, *_: Any, **__: Any) -> dict[str, Any]:
         """Loss on the held-out sequences: the sum over their trained tokens, of all ranks, divided by their number.
 
