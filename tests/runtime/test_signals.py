@@ -11,7 +11,7 @@ import pytest
 from toolkit.runtime.signals import STOP_FILE, STOPPED, StopRequest, stopped_exit_code
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT])
 def test_a_signal_is_a_request(number: signal.Signals, tmp_path: Path) -> None:
     before = signal.getsignal(number)
     with StopRequest(tmp_path) as stop:
@@ -68,3 +68,14 @@ os._exit(0)
     ]
     said = [process.communicate(timeout=120)[0].strip() for process in started]
     assert said == ["False True another rank", "False True SIGUSR1"]
+
+
+def test_a_second_ctrl_c_interrupts_at_once_where_no_launcher_is_in_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    with pytest.raises(KeyboardInterrupt), StopRequest(tmp_path) as stop:
+        stop.agreed()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.agreed() and stop.reason == "SIGINT"
+        os.kill(os.getpid(), signal.SIGINT)
