@@ -135,13 +135,14 @@ def _together(request: Request, node: int, met: meeting.Meeting, facts: dict[str
         "hosts": {hosts[number]: each for number, each in enumerate(told) if each},
         "save_seconds": storage.save_seconds(request, _storage(hosts, told)),
     }
-    go_on = request.nodes * max(request.gpus_per_node, 1) > 1 and not any(t.severity == "error" for t in troubles)
+    several = request.nodes * max(request.gpus_per_node, 1) > 1
+    go_on = several and not any(each.severity == "error" for each in troubles)
     port = met.exchange(collective.free_port() if go_on and "collective" not in request.skip else 0, 10.0)[0]
     if port:
         more, measured["collective"] = _all_reduces(request, node, met, hosts, port)
         troubles += more
-    else:
-        skipped.append("collective: left out" if go_on else "collective: not with the troubles above, or one process")
+    elif several:  # one process has nobody to reduce with
+        skipped.append("collective: left out" if go_on else "collective: not with the troubles above")
     code, bad = judge(troubles, tuple(hosts))
     return Verdict(
         run_id=request.run_id,
