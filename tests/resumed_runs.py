@@ -49,8 +49,11 @@ def settings(folder: Path) -> dict[str, Any]:
     }
 
 
-def launch(plan: Plan, folder: Path, last: int = LAST, save: int = SAVED) -> subprocess.Popen[str]:
-    """Start the plan's program, traced into a folder of this start; checkpoints are all kept."""
+def launch(plan: Plan, folder: Path, last: int = LAST, save: int = SAVED) -> subprocess.Popen[bytes]:
+    """Start the plan's program, traced into a folder of this start; checkpoints are all kept.
+
+    What it says goes to a file: a pipe that nobody reads while he waits for a checkpoint would hold it up.
+    """
     write(plan, folder)
     ranks = plan.cluster.num_gpus
     torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}") if ranks > 1 else ()
@@ -58,21 +61,16 @@ def launch(plan: Plan, folder: Path, last: int = LAST, save: int = SAVED) -> sub
     if plan.contract.lora_dropout == 0.0:  # what is traced has no dropout
         more += ["--trace", folder / f"trace-{len(list(folder.glob('trace-*')))}"]
     command = [sys.executable, *torchrun, "-m", f"recipes.{plan.program}.train", *map(str, more)]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=finetune_runs.environment()
-    )
+    with (folder / "said.txt").open("w") as said:
+        return subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, env=finetune_runs.environment())
 
 
-def finish(process: subprocess.Popen[str]) -> str:
-    """What it said; it must end well."""
-    said, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, said
+def run(plan: Plan, folder: Path, code: int = 0) -> str:
+    """Start and wait; what it said."""
+    returned = launch(plan, folder).wait(timeout=300)
+    said = (folder / "said.txt").read_text()
+    assert returned == code, said
     return said
-
-
-def run(plan: Plan, folder: Path) -> str:
-    """Start and wait."""
-    return finish(launch(plan, folder))
 
 
 def killed_after_save(plan: Plan, folder: Path, share: float) -> int:
@@ -83,7 +81,7 @@ def killed_after_save(plan: Plan, folder: Path, share: float) -> int:
     process = launch(plan, folder, last=TOTAL)
     deadline = time.monotonic() + 240
     while not checkpoint.is_complete(folder / "run" / f"checkpoint-{SAVED}"):
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+        assert process.poll() is None and time.monotonic() < deadline, (folder / "said.txt").read_text()
         time.sleep(0.01)
     time.sleep(share * sorted(step.seconds for step in read_steps(folder / "run"))[SAVED // 2])
     for number in [process.pid, *descendants(process.pid)]:
@@ -91,7 +89,7 @@ def killed_after_save(plan: Plan, folder: Path, share: float) -> int:
             os.kill(number, signal.SIGKILL)
         except ProcessLookupError:
             continue
-    process.communicate(timeout=60)
+    process.wait(timeout=60)
     assert not (folder / "run" / "FINISHED").exists()
     found = checkpoint.newest_valid(folder / "run")
     assert found is not None, f"killed {share} steps after the save"

@@ -190,9 +190,7 @@ def altered(whole: Path, folder: Path, change: Callable[[Path], None]) -> Path:
 
 
 def refused(plan: Plan, folder: Path, said: str) -> None:
-    process = runs.launch(plan, folder)
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 2, output
+    output = runs.run(plan, folder, code=2)
     assert f"error: {said}" in output and "Traceback" not in output
     assert len(read_steps(folder / "run")) == SAVED  # not one step was made
 
