@@ -29,6 +29,18 @@ def hub_or_path(plan: Plan) -> str:
     return name if name.count("/") == 1 and not there and not name.startswith((".", "~", "/")) else ""
 
 
+def require_source(plan: Plan) -> None:
+    """Raises ToolkitError where the folder that the plan was made from is not there: its weights would be drawn."""
+    planned = plan.model.source  # of a registered model it is the address of its config.json
+    if plan.contract.init != "model" or "://" in planned or Path(planned).name != "config.json":
+        return
+    if not is_there(expanded(plan.contract.model)):
+        raise ToolkitError(
+            f"the model {plan.contract.model!r} is not there, seen from {Path.cwd()}: it was planned from {planned}",
+            remedy="plan again with the folder's absolute path, or put the folder there",
+        )
+
+
 def has_weights(source: str) -> bool:
     """Whether a local folder holds weights, or an index that says it should; a hub name is taken to."""
     folder = Path(source)
@@ -117,6 +129,7 @@ def load_base(plan: Plan, tokenizer: Any, half: bool, **quantization: Any) -> tu
     import torch
     import transformers
 
+    require_source(plan)
     source, contract = hub_or_path(plan), plan.contract
     dtype = adapters.half_precision(plan) if half else torch.float32
     keywords: dict[str, Any] = {"dtype": dtype, "attn_implementation": _attention(plan)}

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from recipes.finetune import checks, fitting
@@ -132,3 +133,15 @@ def test_damaged_folders_are_sentences(tmp_path: Path) -> None:
             file.unlink()
         with pytest.raises(ToolkitError, match=message):
             models.load_model(of_folder, tokenizer)
+
+
+@pytest.mark.parametrize("source", ["my-llama/config.json", "/gone/my-llama/config.json"])
+def test_a_planned_folder_that_is_not_there_is_never_drawn(source: str) -> None:
+    plan = finetune_runs.tiny_plan("ddp", model=str(Path(source).parent), init="model")
+    planned = msgspec.structs.replace(plan, model=msgspec.structs.replace(plan.model, source=source))
+    with pytest.raises(ToolkitError, match="my-llama' is not there.* it was planned from") as error:
+        models.require_source(planned)
+    assert "absolute path" in error.value.problems[0].remedy
+    models.require_source(plan)  # a registered shape has no folder
+    drawn = msgspec.structs.replace(planned, contract=msgspec.structs.replace(planned.contract, init="random"))
+    models.require_source(drawn)

@@ -1,5 +1,6 @@
 """Recipes load strictly, by name or path, and a contract never changes under its version."""
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -136,6 +137,20 @@ def test_files_beside_a_recipe_are_found_from_anywhere(tmp_path: Path) -> None:
     assert load_recipe(path).contract.dataset == str(tmp_path / "rows.jsonl")
     path = written(tmp_path, TINY.replace('dataset = "sample"', 'dataset = "org/name"'), "other")
     assert load_recipe(path).contract.dataset == "org/name"
+
+
+@pytest.mark.parametrize(("name", "found"), [("folder", True), ("tiny", False), ("gone", False)])
+def test_a_bare_name_beside_a_recipe_is_its_model_unless_it_is_registered(
+    tmp_path: Path, name: str, found: bool
+) -> None:
+    for each in ("folder", "tiny"):
+        (tmp_path / each).mkdir()
+        (tmp_path / each / "config.json").touch()
+    (tmp_path / "corpus.idx").touch()
+    text = re.sub("(?m)^model = .*", f'model = "{name}"', re.sub("(?m)^dataset = .*", 'dataset = "./corpus"', TINY))
+    contract = load_recipe(written(tmp_path, text)).contract
+    assert contract.model == (str(tmp_path / name) if found else name)
+    assert contract.dataset == str(tmp_path / "corpus")  # a prefix of an indexed data set
 
 
 def test_all_mistakes_of_a_file_at_once(tmp_path: Path) -> None:

@@ -38,6 +38,8 @@ def contract_of(
     """The recipe's contract with what the options change, or one made of defaults that are all said."""
     base = recipe.contract if recipe else Contract(model=model.name)
     changes: dict[str, Any] = {}
+    if recipe and model.source.endswith("config.json") and (found := _from_anywhere(base.model)) != base.model:
+        base = msgspec.structs.replace(base, model=found)  # a folder beside which the command was given
     options = options | {name: _from_anywhere(options[name]) for name in ("dataset", "tokenizer") if options.get(name)}
     if options.get("params") or options.get("model"):
         changes["model"] = _from_anywhere(options["model"]) if options.get("model") else model.name
@@ -116,7 +118,7 @@ def _from_anywhere(name: str) -> str:
 
     path = files.expanded(name)
     is_path = "/" in name or name.endswith(".json") or find(name) is None  # load_model prefers a registered name
-    return str(path.absolute()) if is_path and files.is_there(path) else name
+    return str(path.absolute()) if is_path and files.is_named(path) else name
 
 
 def _said_of_schedule(options: dict[str, Any], method: str) -> list[str]:

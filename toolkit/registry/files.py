@@ -50,6 +50,11 @@ def is_there(path: Path) -> bool:
         return False
 
 
+def is_named(path: Path) -> bool:
+    """Whether a path means something that is there: a file, a folder, or an indexed data set by its prefix."""
+    return is_there(path) or is_there(path.with_name(path.name + ".idx")) if path.name else is_there(path)
+
+
 def contents(path: str | Path, most: int = LARGEST_FILE) -> bytes:
     """The bytes of a file that a user named; raises OSError where reading could wait or fill the memory.
 

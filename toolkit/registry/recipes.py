@@ -140,11 +140,13 @@ def _check(recipe: Recipe, path: Path) -> None:
 
 def _with_absolute_paths(recipe: Recipe, folder: Path) -> Recipe:
     """Files named relative to the recipe's own file are found from anywhere."""
+    from toolkit.registry.models import find as find_model  # brings the decoders; only a user's own file needs it
+
     changes: dict[str, Any] = {}
     for name in ("model", "dataset", "tokenizer"):
         value = getattr(recipe.contract, name)
-        looks_like_path = "/" in value or "." in value
-        if looks_like_path and not Path(value).is_absolute() and files.is_there(folder / value):
+        is_path = "/" in value or "." in value or (name == "model" and find_model(value) is None)
+        if value and is_path and not Path(value).is_absolute() and files.is_named(folder / value):
             changes[name] = str((folder / value).resolve())
     contract: Contract = msgspec.structs.replace(recipe.contract, **changes)
     return msgspec.structs.replace(recipe, contract=contract)

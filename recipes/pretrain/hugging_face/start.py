@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes import ranks
-from recipes.finetune.model import has_weights, hub_or_path
+from recipes.finetune.model import has_weights, hub_or_path, require_source
 from recipes.pretrain.config import CoreConfig
 from recipes.pretrain.hugging_face import architecture
 from recipes.pretrain.hugging_face.files import Weights
@@ -22,6 +22,7 @@ def initial_weights(plan: Plan, core: CoreConfig, rank: int) -> tuple[Start | No
     As the contract's ``init`` says: those of the model's folder or hub name where it has some, or drawn ones. Raises
     ToolkitError for a checkpoint that cannot be read or that the megatron file's model cannot be given.
     """
+    require_source(plan)
     source = hub_or_path(plan)
     if plan.contract.init == "random" or not source or not has_weights(source):
         return None, f"random weights (seed {core.training.seed})"
