@@ -154,11 +154,15 @@ def _show(found: dict[str, Any]) -> None:
     from toolkit.units import format_seconds
 
     click.echo(f"{found['recipe']}: {found['steps']} steps against one process, {format_seconds(found['seconds'])}")
-    click.echo(f"{'against':<14}{'loss':>14}{'gradient norm':>14}{'gradients':>14}{'weights':>14}  verdict")
+    names = ("loss", "gradient_norm", "gradients", "weights")
+    lines = [("against", *(name.replace("_", " ") for name in names), "verdict")]
     for pair in found["pairs"]:
         for label, each in _rows(pair):
-            cells = [_cell(each, name) for name in ("loss", "gradient_norm", "gradients", "weights")]
-            click.echo(f"{label:<14}{cells[0]:>14}{cells[1]:>14}{cells[2]:>14}{cells[3]:>14}  {each['verdict']}")
+            lines.append((label, *(_cell(each, name) for name in names), each["verdict"]))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for first, *cells, last in lines:
+        middle = "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths[1:-1], strict=True))
+        click.echo(f"{first:<{widths[0]}}{middle}  {last}")
     click.echo("each: largest difference / what rounding allows there")
     for pair in found["pairs"]:
         for label, each in _rows(pair):
