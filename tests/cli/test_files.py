@@ -22,9 +22,7 @@ def test_every_existing_file_is_named_and_none_is_written(tmp_path: Path) -> Non
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     with pytest.raises(ToolkitError) as caught:
         write_files(tmp_path, {"a": "new", "b": "new", "c": "new", "link": "new"})
-    assert [problem.message for problem in caught.value.problems] == [
-        f"{tmp_path / n} exists" for n in ("a", "b", "link")
-    ]
+    assert [each.message for each in caught.value.problems] == [f"3 files exist in {tmp_path}: a, b, link"]
     assert (tmp_path / "a").read_text() == "old" and not (tmp_path / "c").exists()
 
 

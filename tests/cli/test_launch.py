@@ -116,6 +116,29 @@ def test_a_recipe_is_planned_for_the_cluster(tmp_path: Path) -> None:
     assert document["command"] == ["bash", str(tmp_path / "run" / "launch.sh")]
 
 
+def test_a_dry_run_plans_what_would_start_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setattr("toolkit.cli.here.gpus_here", list)
+    done = CliRunner().invoke(command, ["tiny", "--gpus", "2", "--dry-run", "--out", str(tmp_path)])
+    assert done.exit_code == 0 and "tiny@1 on 1 x 2 cpu: " in done.stderr, done.output
+    there = ["tiny", "--gpus", "2", "--dry-run", "--submit", "--out", str(tmp_path / "there")]
+    assert "on 1 x 2 h100" in CliRunner().invoke(command, there).stderr
+
+
+def test_the_script_of_a_plan_for_gpus_says_that_there_are_none(tmp_path: Path) -> None:
+    launch("tiny", "--cluster", "dgx-h100", "--gpus", "2", "--dry-run", "--out", str(tmp_path))
+    starters = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    if not any(True for name in ("nvidia[0-9]*", "dxg", "kfd", "dri/renderD*") for _ in Path("/dev").glob(name)):
+        done = subprocess.run(
+            ["bash", str(tmp_path / "launch.sh")], capture_output=True, text=True, env=os.environ | {"PATH": starters}
+        )
+        assert done.returncode == 2 and done.stdout == ""
+        assert done.stderr.splitlines() == [
+            "error: the plan needs 2 GPUs per node, this machine has none",
+            "  start it where they are; to try it on this machine's processors, plan again with --cluster local-cpu",
+        ]
+
+
 def test_unknown_recipes_and_impossible_wishes(tmp_path: Path) -> None:
     with pytest.raises(ToolkitError, match="did you mean tiny"):
         launch("tinny", *LOCAL[1:], "--dry-run", "--out", str(tmp_path))

@@ -80,6 +80,8 @@ def test_a_machine_with_too_few_gpus_is_told(cluster: FakeCluster) -> None:
     (cluster.submit / "launch.sh").write_text(torchrun.launch_script(PLANS["dense"]))
     done = cluster.run("bash launch.sh", RDZV_ENDPOINT="n1:1", RDZV_ID="one", FAKE_GPUS="4")
     assert done.returncode == 2 and "this machine has 4 GPUs, the plan needs 8 per node" in done.stderr
+    done = cluster.run("bash launch.sh", RDZV_ENDPOINT="n1:1", RDZV_ID="one", FAKE_GPUS="0")
+    assert done.returncode == 2 and "the plan needs 8 GPUs per node, this machine has none" in done.stderr
 
 
 def test_the_site_software_is_used_but_not_its_container(cluster: FakeCluster) -> None:

@@ -95,10 +95,16 @@ def _refuse(folder: Path, files: dict[str, str], force: bool) -> None:
         if folder.exists() and not folder.is_dir():
             problems.add(f"{folder} is not a directory", "choose another --out")
             return
+        there = []
         for name in sorted(files):
             if name in ("", ".", "..") or Path(name).name != name:
                 problems.add(f"{name!r} is not a plain file name")
             elif (folder / name).is_dir():
                 problems.add(f"{folder / name} is a directory", "choose another --out")
             elif not force and os.path.lexists(folder / name):
-                problems.add(f"{folder / name} exists", "add --force to overwrite, or choose another --out")
+                there.append(name)
+        if there:
+            what = f"{folder / there[0]} exists"
+            if len(there) > 1:
+                what = f"{len(there)} files exist in {folder}: {', '.join(there)}"
+            problems.add(what, "add --force to overwrite, or choose another --out")

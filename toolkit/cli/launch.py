@@ -43,7 +43,7 @@ OF_A_RECIPE = ("gpus", "cluster", "accelerator", "gpus_per_node", "global_batch"
 def command(what: str, program_arguments: tuple[str, ...], **options: Any) -> None:
     """Write the files of a recipe or of PLAN.json, and start them. What follows -- goes to the program.
 
-    A recipe that starts here is planned for this machine's GPUs, or its processors where it has none.
+    A recipe that would start here is planned for this machine's GPUs, or its processors where it has none.
 
     \b
     toolkit launch tiny --gpus 2
@@ -100,7 +100,7 @@ def _plan(what: str, options: dict[str, Any]) -> tuple[Plan, Path]:
     from toolkit.cli.plan import no_plan, plan
     from toolkit.cli.request import build
 
-    if not (options["submit"] or options["dry_run"]):
+    if not options["submit"]:
         from toolkit.cli.here import on_this_machine
 
         options = on_this_machine(options)

@@ -112,9 +112,18 @@ else
     "start this script on each of them with RDZV_ENDPOINT=HOST:PORT and RDZV_ID=NAME, or use: sbatch train.sbatch"
   torchrun+=(--rdzv-backend=c10d --rdzv-endpoint="$RDZV_ENDPOINT" --rdzv-id="${RDZV_ID:?the same name on every node}")
 fi
-if [ "${gpus_per_node:?}" -gt 0 ] && command -v nvidia-smi >/dev/null; then
-  found=$(nvidia-smi --query-gpu=index --format=csv,noheader | wc -l)
-  [ "$found" -ge "$gpus_per_node" ] || fail "this machine has $found GPUs, the plan needs $gpus_per_node per node" \
+if [ "${gpus_per_node:?}" -gt 0 ]; then
+  found=''
+  if command -v nvidia-smi >/dev/null; then
+    found=$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | wc -l) || found=0     # no driver, or no device
+  elif ! compgen -G '/dev/nvidia[0-9]*' >/dev/null && ! compgen -G '/dev/dri/renderD*' >/dev/null &&
+    [ ! -e /dev/dxg ] && [ ! -e /dev/kfd ]; then         # no driver of any vendor
+    found=0
+  fi
+  [ "$found" != 0 ] || fail "the plan needs $gpus_per_node GPUs per node, this machine has none" \
+    "start it where they are; to try it on this machine's processors, plan again with --cluster local-cpu"
+  [ "${found:-$gpus_per_node}" -ge "$gpus_per_node" ] || fail \
+    "this machine has $found GPUs, the plan needs $gpus_per_node per node" \
     "plan again for this machine with toolkit plan --gpus $found"
 fi
 if [ "${#preflight[@]}" -gt 0 ]; then                     # of this machine by itself

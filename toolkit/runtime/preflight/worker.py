@@ -30,6 +30,8 @@ def main(text: str) -> int:
     limit = datetime.timedelta(seconds=asked["seconds"])
     device = torch.device("cuda", local) if asked["cuda"] else torch.device("cpu")
     if asked["cuda"]:
+        if torch.cuda.device_count() <= local:
+            sys.exit(f"torch finds {torch.cuda.device_count()} GPUs here, the plan needs {ranks}")
         torch.cuda.set_device(device)
     first = node == 0 and local == 0
     store = distributed.TCPStore(  # type: ignore[attr-defined]
