@@ -91,7 +91,11 @@ def test_ends_of_a_run_and_what_is_said_of_them(program: Path, tmp_path: Path) -
     assert said["raised"].count("Traceback") == 1  # the program's own
     assert "after step 0: ValueError: of the program itself" in said["raised"]
     assert "ChildFailedError" not in done.stderr and "torch/distributed" not in said["raised"]
-    assert "exitcode  : -9" in said["killed"] and "a process was killed (SIGKILL)" in said["killed"]
+    why = "killed by SIGKILL (out of memory of the host, or somebody's kill)"
+    assert said["killed"].startswith(f"error: rank 0 was {why}: process ")
+    assert said["killed"].endswith("  the same command goes on from the newest checkpoint\n")
+    found = outcome.read(tmp_path / "run")
+    assert found is not None and (found.state, found.kind, found.rank, found.reason) == ("failed", "peer", 0, why)
     assert not list(tmp_path.glob("torch*"))  # torchrun by itself leaves a folder for each start
 
 

@@ -139,6 +139,16 @@ def read(directory: str | Path) -> Outcome | None:
         return None
 
 
+def replace(directory: str | Path, outcome: Outcome, attempt: str) -> None:
+    """What the launcher (:mod:`toolkit.runtime.torchrun`) knows of this start, in place of what the ranks have told."""
+    path = Path(directory) / OUTCOME
+    temporary = path.with_name(f".{OUTCOME}.{os.getpid()}")
+    known = msgspec.structs.replace(outcome, attempt=attempt, at=round(time.time(), 3))
+    with contextlib.suppress(OSError):
+        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(known), indent=2) + b"\n")
+        temporary.replace(path)
+
+
 def is_finished(directory: str | Path) -> bool:
     """Whether the whole run is done."""
     return (Path(directory) / FINISHED).is_file()

@@ -5,7 +5,8 @@
 torchrun makes exit code 1 and a traceback of its own of every end but success: of a stop that was asked for, of inputs
 that the program refused, of an exception that the program has just shown. This runs the same launcher
 (``torch.distributed.run``, torch 2.13) in this process, so that who kills it kills torchrun, and keeps its words back
-where the program has told the reason. Where nothing did (a process was killed), they stay.
+where the reason is known: the program has told it, or a signal killed a process, which cannot tell and is named here,
+and in ``outcome.json`` in place of what the others saw of it. Where nothing is known, they stay.
 
 ====  ==============================================================================================
 code  means
@@ -37,7 +38,7 @@ import tempfile  # noqa: E402
 from types import FrameType  # noqa: E402
 from typing import TYPE_CHECKING, Any  # noqa: E402
 
-from toolkit.runtime import outcome  # noqa: E402
+from toolkit.runtime import killed, outcome  # noqa: E402
 from toolkit.runtime.divergence import DIVERGED  # noqa: E402
 from toolkit.runtime.outcome import Outcome  # noqa: E402
 from toolkit.runtime.signals import STOPPED  # noqa: E402
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 REFUSED = 2  # exit code of the programs for inputs that cannot be right, which they have told
 REQUESTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 AT_ONCE = 3  # the Ctrl-C that no longer waits
+GOES_ON = "the same command goes on from the newest checkpoint"
 NOISE = ("Sending process", "failed (exitcode", "Received %s death signal", "Got termination signal")
 NOISY = ("torch.distributed.elastic.multiprocessing.api", "torch.distributed.elastic.agent.server.api")
 
@@ -136,14 +138,31 @@ def main(argv: list[str]) -> int:
             pass
         except ChildFailedError as error:
             failed = error
-    return _ended(_of_this_start(folder, options.rdzv_id), failed, requests, held)
+    found = _of_this_start(folder, options.rdzv_id)
+    if failed is not None and _cannot_tell(found, failed):
+        named = killed.by_signal(failed.failures, found)
+        if named is not None:
+            outcome.replace(folder, named, _attempt(options.rdzv_id))
+            _say(f"error: {killed.in_words(failed.failures, named)}\n  {GOES_ON}")
+            return 1
+    return _ended(found, failed, requests, held)
+
+
+def _cannot_tell(found: Outcome | None, failed: ChildFailedError) -> bool:
+    """Whether no rank has told a reason of its own, by word or exit code."""
+    told = any(each.exitcode in (REFUSED, HUNG, DIVERGED) for each in failed.failures.values())
+    return not told and (found is None or (found.state == "failed" and found.kind in ("peer", "agent")))
+
+
+def _attempt(attempt: object) -> str:
+    """The name of this start, as the ranks have it."""
+    return os.environ.get(outcome.ATTEMPT_VARIABLE) or str(attempt)
 
 
 def _of_this_start(folder: str, attempt: object) -> Outcome | None:
     """What the program wrote; nothing that an earlier start or another run in that folder has written."""
     found = outcome.read(folder)
-    mine = os.environ.get(outcome.ATTEMPT_VARIABLE) or str(attempt)
-    return found if found is not None and found.attempt == mine else None
+    return found if found is not None and found.attempt == _attempt(attempt) else None
 
 
 def _ended(found: Outcome | None, failed: ChildFailedError | None, requests: Requests, held: Held) -> int:
@@ -170,9 +189,7 @@ def _ended(found: Outcome | None, failed: ChildFailedError | None, requests: Req
         _say(str(failed).strip())
     if found is not None:
         _say(f"error: rank {found.rank} on {found.node}, after step {found.step}: {found.reason}")
-    elif code == -signal.SIGKILL:
-        _say("error: a process was killed (SIGKILL), most often because the machine's memory was used up")
-    _say("  the same command goes on from the newest checkpoint")
+    _say(f"  {GOES_ON}")
     return 1
 
 

@@ -1,0 +1,64 @@
+"""Which process of this machine a signal has killed, of what torchrun knows.
+
+It cannot tell itself, and its peers see only that a connection is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from toolkit.runtime.outcome import Outcome
+
+if TYPE_CHECKING:
+    Failures = Mapping[int, Any]  # by rank, torch.distributed.elastic's ProcessFailure (2.13): exitcode and pid
+
+WHOSE: dict[int, str] = {
+    signal.SIGKILL: " (out of memory of the host, or somebody's kill)",
+    signal.SIGTERM: " (somebody's kill)",
+    signal.SIGSEGV: " (a fault of native code, or of memory)",
+    signal.SIGBUS: " (/dev/shm or a disk is full, or a fault of memory)",
+    signal.SIGABRT: " (native code gave up, see above)",
+}
+
+
+def by_signal(failures: Failures, found: Outcome | None) -> Outcome | None:
+    """What became of the run, where a signal killed a rank of this machine; None where none did.
+
+    torchrun looks at the exit codes before it ends the other ranks itself, so a signal is somebody else's. SIGABRT
+    counts where there is no other: libraries abort processes that merely have lost their peer.
+    """
+    codes = {rank: each.exitcode for rank, each in failures.items() if each.exitcode < 0}
+    others = [rank for rank in codes if codes[rank] != -signal.SIGABRT] or list(codes)
+    if not others:
+        return None
+    rank = min(others, key=lambda each: (codes[each] != -signal.SIGKILL, each))
+    step = found.step if found is not None else 0
+    reason = f"killed by {_name(-codes[rank])}"
+    return Outcome(state="failed", kind="peer", step=step, rank=rank, node=_node(), reason=reason)
+
+
+def in_words(failures: Failures, named: Outcome) -> str:
+    """Which ranks of this machine the signal has killed, and when."""
+    code = failures[named.rank].exitcode
+    mine = sorted(rank for rank, each in failures.items() if each.exitcode == code)
+    which = ", ".join(f"process {failures[rank].pid}" for rank in mine)
+    ranks = f"rank {mine[0]} was" if len(mine) == 1 else f"ranks {', '.join(map(str, mine))} were"
+    after = f", after step {named.step}" if named.step else ""
+    return f"{ranks} {named.reason}: {which} on {named.node}{after}"
+
+
+def _name(number: int) -> str:
+    """A signal and what it mostly means."""
+    try:
+        name = signal.Signals(number).name
+    except ValueError:  # of real time
+        name = f"signal {number}"
+    return name + WHOSE.get(number, "")
+
+
+def _node() -> str:
+    return os.environ.get("SLURMD_NODENAME") or platform.node()
