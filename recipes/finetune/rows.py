@@ -159,14 +159,19 @@ def _of_lines(path: Path) -> Iterator[Mapping[str, Any]]:
 
 def _row(path: Path, number: int, line: bytes) -> Mapping[str, Any]:
     try:
-        row = json.loads(line.decode("utf-8"))
+        row = json.loads(line.decode("utf-8").rstrip("\r\n"))  # a torn line ends on itself, not on the next one
     except (ValueError, RecursionError) as error:  # of JSON, or of UTF-8
         raise ToolkitError(
-            f"{path}: line {number}: {error}", remedy="one JSON object per line, or one array of them, in UTF-8"
+            f"{path}: line {number}{fault(error)}", remedy="one JSON object per line, or one array of them, in UTF-8"
         ) from error
     if not isinstance(row, dict):
         raise ToolkitError(f"{path}: line {number} is {kind(row)}, not an object", remedy="one JSON object per line")
     return row
+
+
+def fault(error: Exception) -> str:
+    """What is wrong with one line, and where in it; JSON's own words number lines too, from this one on."""
+    return f", column {error.colno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else f": {error}"
 
 
 def _of_parquet(path: Path) -> Iterator[Mapping[str, Any]]:

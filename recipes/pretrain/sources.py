@@ -122,9 +122,10 @@ def _rows(part: Part) -> Iterator[tuple[str, Any]]:
             if not line.strip():
                 continue
             try:
-                yield place, json.loads(line.decode("utf-8"))
+                yield place, json.loads(line.decode("utf-8").rstrip("\r\n"))
             except (ValueError, RecursionError) as error:
-                raise ToolkitError(f"{part.path}: {place}: {error}", remedy="one JSON object per line") from error
+                what = f"{part.path}: {place}{rows.fault(error)}"
+                raise ToolkitError(what, remedy="one JSON object per line") from error
 
 
 def _lines(part: Part) -> Iterator[tuple[str, bytes]]:

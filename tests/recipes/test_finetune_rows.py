@@ -66,11 +66,12 @@ def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path: Path) -> None:
         ("a.jsonl.gz", LINES, "cannot read .*Not a gzipped file"),
         ("a.jsonl.gz", gzip.compress(LINES.encode())[:-12], "cannot read .*[Cc]ompressed file ended"),
         ("a.jsonl", LINES.encode("utf-16"), "line 1: 'utf-8' codec"),
-        ("a.jsonl", LINES + '{"text": "cut', "line 7: Unterminated string"),
+        ("a.jsonl", LINES + '{"text": "cut', "line 7, column 10: Unterminated string"),
         ("a.jsonl", LINES + '{"text": null}', r"row 7 has the columns text \(null\)"),
         ("a.jsonl", LINES + '{"messages": "hello"}', r"row 7 has the columns messages \(text\)"),
         ("a.jsonl", LINES + '{"messages": []}', "row 7 is a conversation without messages"),
         ("a.jsonl", LINES + "null", "line 7 is null, not an object"),
+        ("a.jsonl", LINES + '{"text": "a", "other"\n' + LINES, "line 7, column 22: Expecting ':' delimiter(\\n|$)"),
         ("a.json", "[1", "a.json: "),
     ],
 )

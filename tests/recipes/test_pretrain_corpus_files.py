@@ -53,6 +53,7 @@ def test_the_same_texts_in_every_form(name: str, content: str | bytes, tmp_path:
         ("a.csv", "text\na\n", "no text, and of no kind that is read here"),
         ("a", LINES, "holds JSON lines, and its name does not say so"),
         ("a.jsonl", LINES + '{"text": "\\ud800"}\n', "holds U.D800, half of a pair"),
+        ("a.jsonl", LINES + '{"text": "a", "other"\n' + LINES, "the line at byte [0-9]+, column 22: Expecting ':' d"),
         ("a.jsonl", LINES + '{"text": null}\n', r"no text in column 'text' \(it has text \(null\)\)"),
         ("a.jsonl.gz", gzip.compress(LINES.encode())[:-9], "cannot read"),
         ("a.jsonl.gz", gzip.compress(os.urandom(10_000))[:40] + b"\xaa" * 90, "cannot read|line 1"),

@@ -42,7 +42,7 @@ def command(plan_file: str, **options: Any) -> None:
     """Look whether the nodes of a job are fit for PLAN.json; run it once on each node, at the same time.
 
     Exit code 0: start the training; 76: some nodes are bad, named on stderr, in preflight.json and one a line in
-    preflight.bad of the output directory; 1: all nodes have the problem; 2: wrong input.
+    preflight.bad of the output directory, which is there for them only; 1: all nodes have the problem; 2: wrong input.
 
     \b
     srun --ntasks-per-node=1 toolkit preflight plan.json --rendezvous n1:20042
@@ -156,4 +156,5 @@ def _tell(verdict: Verdict, node: int, as_json: bool) -> None:
     for each in verdict.assumed:
         click.echo(f"assumed: {each}")
     said = {0: "fit", 76: f"without {', '.join(verdict.bad_nodes)}"}.get(verdict.exit_code, "not fit")
-    click.echo(f"preflight: {len(verdict.nodes)} nodes, {said}, {verdict.seconds:.1f} s")
+    count = len(verdict.nodes)
+    click.echo(f"preflight: {count} node{'' if count == 1 else 's'}, {said}, {verdict.seconds:.1f} s")

@@ -7,12 +7,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from toolkit.cli.preflight import _tell
 from toolkit.runtime import checkpoint
 from toolkit.runtime.preflight import storage
 from toolkit.runtime.preflight.request import Request
-from toolkit.runtime.preflight.run import run
+from toolkit.runtime.preflight.run import _write, run
 from toolkit.runtime.preflight.storage import StorageFacts
-from toolkit.runtime.preflight.verdict import judge
+from toolkit.runtime.preflight.verdict import Verdict, judge
 
 
 def request(checkpoint: float, planned: float, folder: Path = Path("/nowhere"), nodes: int = 3) -> Request:
@@ -118,3 +119,13 @@ def test_a_port_that_another_program_has_is_the_first_nodes_fault(tmp_path: Path
     assert (verdict.exit_code, verdict.bad_nodes) == (76, ("n1",))
     assert "cannot listen on port" in verdict.troubles[0].message
     assert (tmp_path / "preflight.bad").read_text() == "n1\n"
+    fit = Verdict(run_id="next", exit_code=0, bad_nodes=(), nodes=("n1", "n2"), troubles=())
+    _write(asked, fit)
+    assert (tmp_path / "preflight.json").exists() and not (tmp_path / "preflight.bad").exists()
+
+
+def test_one_node_is_one_node(capsys: pytest.CaptureFixture[str]) -> None:
+    for count, said in ((1, "preflight: 1 node, fit, 1.5 s"), (2, "preflight: 2 nodes, fit, 1.5 s")):
+        names = tuple(f"n{each}" for each in range(count))
+        _tell(Verdict(run_id="r", exit_code=0, bad_nodes=(), nodes=names, troubles=(), seconds=1.5), 0, False)
+        assert capsys.readouterr().out == f"{said}\n"

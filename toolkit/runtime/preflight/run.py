@@ -27,7 +27,7 @@ LOCAL_SECONDS = 15.0  # for each check of one node by itself
 
 
 def run(request: Request, node: int, host: str) -> Verdict:
-    """All checks; the first node writes ``preflight.json`` and ``preflight.bad`` (one name a line)."""
+    """All checks; the first node writes ``preflight.json``, and ``preflight.bad`` where nodes are (one name a line)."""
     since = time.monotonic()
     if node == 0:
         _prepare(request)
@@ -274,6 +274,9 @@ def _write(request: Request, verdict: Verdict) -> None:
     folder = Path(request.output_directory)
     with contextlib.suppress(OSError):  # a full disk is in the verdict, and on stderr
         durable.replace(folder / RESULT, msgspec.json.format(msgspec.json.encode(verdict), indent=2) + b"\n")
-        durable.replace(folder / BAD, "".join(f"{name}\n" for name in verdict.bad_nodes).encode())
+        if verdict.bad_nodes:
+            durable.replace(folder / BAD, "".join(f"{name}\n" for name in verdict.bad_nodes).encode())
+        else:
+            (folder / BAD).unlink(missing_ok=True)
         for path in (folder / storage.FOLDER).iterdir():
             path.unlink()
