@@ -50,7 +50,7 @@ def total_steps(contract: Contract, sequences: int) -> int:
 
 
 class Point(NamedTuple):
-    """The learning rate of one optimizer step, and what is there."""
+    """The learning rate of one optimizer step, counted from 1, and what is there."""
 
     where: str
     step: int
@@ -58,15 +58,23 @@ class Point(NamedTuple):
 
 
 def points(contract: Contract, total_steps: int, advance: int = 1) -> tuple[Point, ...]:
-    """The learning rate at the first two steps, where the warm-up ends, half-way, and after the last step.
+    """The learning rate of the first two steps, where the warm-up ends, half-way, of the last step, and after it.
 
-    ``advance`` is by how much the scheduler really moves in an optimizer step: 1 in both training programs here; the
-    number of processes for one that accelerate has prepared with ``split_batches=False``.
+    Steps are counted from 1, as ``steps.jsonl`` and the screen have them, and step ``s`` has ``learning_rate(s - 1)``:
+    the first one of a warm-up has none, the last one of a decay not yet the minimum, which is what ``end`` tells, the
+    rate that one more step would have. ``advance`` is by how much the scheduler really moves in an optimizer step: 1 in
+    both training programs here; the number of processes for one that accelerate has prepared with
+    ``split_batches=False``.
     """
     warmup = warmup_steps(contract, total_steps)
-    places = {0: "start", 1: "first", warmup: "warm-up ends", total_steps // 2: "half", total_steps: "end"}
+    places = {1: "first", 2: "second"}
+    if warmup:
+        places |= {warmup + 1: "warm-up ends"}
+    places = {total_steps // 2: "half"} | places
+    places = {step: where for step, where in places.items() if 0 < step < total_steps}
+    places |= {total_steps: "last", total_steps + 1: "end"}
     return tuple(
-        Point(places[step], step, learning_rate(advance * step, total_steps, contract)) for step in sorted(places)
+        Point(places[step], step, learning_rate(advance * (step - 1), total_steps, contract)) for step in sorted(places)
     )
 
 

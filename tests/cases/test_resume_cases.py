@@ -158,7 +158,7 @@ def test_f07_a_recipe_shows_its_rates_and_they_end_at_the_minimum() -> None:
         if not rates:
             assert not (contract["total_steps"] or contract["total_tokens"])  # by epochs: the data tell
             continue
-        assert [each["step"] for each in rates][:2] == [0, 1] and rates[-1]["where"] == "end"
+        assert [each["step"] for each in rates][:2] == [1, 2] and rates[-1]["where"] == "end"
         if contract["schedule"] != "constant":
             assert rates[-1]["learning_rate"] == pytest.approx(contract["min_learning_rate"], rel=1e-9, abs=1e-15)
         assert max(each["learning_rate"] for each in rates) <= contract["learning_rate"] * (1 + 1e-12)

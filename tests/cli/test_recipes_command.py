@@ -27,6 +27,12 @@ def test_one_recipe_with_its_whole_contract() -> None:
         assert field in text
 
 
+def test_the_rates_are_those_of_the_steps_that_a_run_logs() -> None:
+    text = " ".join(said("show", "tiny").split())
+    assert "0 at step 1 (first), 0.0006 at step 2 (second), 0.003 at step 6 (warm-up ends)" in text
+    assert "0.0003022 at step 60 (last), 0.0003 after it" in text
+
+
 def test_an_unknown_recipe() -> None:
     with pytest.raises(ToolkitError, match="unknown recipe"):
         said("nothing")

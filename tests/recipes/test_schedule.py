@@ -92,15 +92,23 @@ def test_steps_from_steps_tokens_or_epochs() -> None:
 def test_the_rates_that_a_recipe_shows_are_those_of_its_steps() -> None:
     found = points(contract(), 105)
     assert [(each.where, each.step) for each in found] == [
-        ("start", 0),
         ("first", 1),
-        ("warm-up ends", 5),
+        ("second", 2),
+        ("warm-up ends", 6),
         ("half", 52),
-        ("end", 105),
+        ("last", 105),
+        ("end", 106),
     ]
-    assert [each.rate for each in found] == [learning_rate(each.step, 105, contract()) for each in found]
+    assert [each.rate for each in found] == [learning_rate(each.step - 1, 105, contract()) for each in found]
     assert [each.rate for each in found[:3]] == pytest.approx([0.0, 6e-4, 3e-3])
-    assert found[-1].rate == pytest.approx(3e-4)
+    assert found[-1].rate == pytest.approx(3e-4) and found[-2].rate > found[-1].rate
+
+
+@given(total=st.integers(1, 30), warmup=st.integers(0, 40))
+def test_no_step_is_shown_that_is_not_there(total: int, warmup: int) -> None:
+    found = points(contract(warmup=warmup), total)
+    assert [each.step for each in found] == sorted({each.step for each in found}) and found[0].step == 1
+    assert [(each.where, each.step) for each in found[-2:]] == [("last", total), ("end", total + 1)]
 
 
 @given(

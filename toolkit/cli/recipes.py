@@ -62,13 +62,18 @@ def _document(found: Found) -> dict[str, object]:
 
 
 def _rates(found: Found) -> tuple[Point, ...]:
-    """The learning rate as the programs really step it; nothing where the contract counts in epochs."""
+    """The learning rate of steps as the programs count and log them; nothing where the contract counts in epochs."""
     from toolkit.recipe import planned_steps
     from toolkit.schedule import points
 
     contract = found.recipe.contract
     steps = planned_steps(contract)
     return points(contract, steps) if steps else ()
+
+
+def _rate(point: Point) -> str:
+    place = "after it" if point.where == "end" else f"at step {point.step:,} ({point.where})"
+    return f"{point.rate:.4g} {place}"
 
 
 def _list(found: list[Found]) -> None:
@@ -88,7 +93,7 @@ def _show(found: Found) -> None:
     for label in LABELS:
         click.echo(wrapped(f"  {label:<9} ", getattr(recipe, label) or "-"))
     click.echo(f"  {'file':<9} {path}")
-    rates = ", ".join(f"{each.rate:.4g} at step {each.step:,} ({each.where})" for each in _rates(found))
+    rates = ", ".join(map(_rate, _rates(found)))
     click.echo(wrapped("  rates     ", rates or "by epochs: how many steps there are, only the data can tell"))
     click.echo(f"  contract  {contract_sha256(recipe.contract)[:16]}")
     for field, value in msgspec.to_builtins(recipe.contract).items():

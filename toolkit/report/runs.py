@@ -41,7 +41,8 @@ def run_total(out: Console, plan: Plan) -> None:
     )
     out.print(paragraph(line, out.width, "", 2), markup=False, soft_wrap=True)
     if plan.recipe and plan.contract.learning_rate and run.steps == planned_steps(plan.contract):
-        found = ", ".join(f"{each.rate:.4g} at {each.step:,}" for each in points(plan.contract, run.steps))
+        of_steps = (each for each in points(plan.contract, run.steps) if each.where != "end")
+        found = ", ".join(f"{each.rate:.4g} at {each.step:,}" for each in of_steps)
         out.print(paragraph(f"learning rate by step: {found}", out.width, "", 2), markup=False, soft_wrap=True)
     if expected is None:
         return
