@@ -120,6 +120,12 @@ def attended(folder: Path, rank: int) -> Iterator[StopRequest]:
             ranks.leave()
 
 
+def ended_early(step: int, total: int) -> str:
+    """The last words of a start that ``--max-steps`` has ended."""
+    goes_on = "the same command without --max-steps goes on"
+    return f"ended at step {step} of {total} (--max-steps), saved checkpoint-{step}; {goes_on}"
+
+
 def leave(code: int) -> NoReturn:
     """End the process with this code, without tearing the interpreter down.
 

@@ -269,6 +269,8 @@ def _train(
             losses = {"loss": record.last_loss, "held_out_loss": record.held_out_loss}
             checkpoint.mark_finished(folder, resume.facts(plan) | {"step": step} | losses | back.facts)
         say(f"finished: {', '.join(map(str, written))}{back.summary}", flush=True)
+    else:
+        say(program.ended_early(step, total), flush=True)
     return 0
 
 

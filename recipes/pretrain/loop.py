@@ -15,7 +15,7 @@ from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import unwrap_model
 
-from recipes import continuity, resume, schedule, setbacks, stragglers
+from recipes import continuity, program, resume, schedule, setbacks, stragglers
 from recipes.finetune.model import load_tokenizer
 from recipes.pretrain import checkpoints, data, evaluation, forward, model, saving
 from recipes.pretrain.config import CoreConfig, learning_rate_contract
@@ -204,6 +204,8 @@ def train(
             losses = {"loss": loss if math.isfinite(loss) else None, "held_out_loss": held_out_loss}
             checkpoint.mark_finished(folder, resume.facts(plan) | {"step": total} | losses | back.facts)
         say(f"finished: {written}{back.summary}", flush=True)
+    else:
+        say(program.ended_early(step, total), flush=True)
     reports.close()
     return 0
 

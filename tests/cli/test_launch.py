@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from recipes import program
 from tests import finetune_runs
 from toolkit import plan as plans
 from toolkit.cli.here import check_runs_here, on_this_machine
@@ -156,6 +157,8 @@ def test_a_recipe_is_planned_emitted_and_trained_by_one_command(tmp_path: Path) 
     done = subprocess.run([*start, "--", "--max-steps", "3"], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [step.step for step in read_steps(tmp_path / "run" / "run")] == [1, 2, 3]
+    assert done.stdout.splitlines()[-1] == program.ended_early(3, 60)
+    assert (tmp_path / "run" / "run" / "checkpoint-3").is_dir()
 
 
 def test_another_global_batch_is_told_with_old_and_new_values_and_gets_a_folder_of_its_own(
