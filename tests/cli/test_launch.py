@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from recipes import program
+from recipes.finetune.documents import read_documents
 from tests import finetune_runs
 from toolkit import plan as plans
 from toolkit.cli.here import check_runs_here, on_this_machine
@@ -148,6 +149,18 @@ def test_unknown_recipes_and_impossible_wishes(tmp_path: Path) -> None:
     with pytest.raises(ToolkitError, match="--gpus is missing"):
         launch("tiny", "--cluster", "local-cpu", "--dry-run", "--out", str(tmp_path))
     assert not list(tmp_path.iterdir())
+
+
+def test_the_example_of_ones_own_conversations_is_a_recipe(tmp_path: Path) -> None:
+    readme = (Path(__file__).parents[2] / "recipes" / "finetune" / "README.md").read_text()
+    (block,) = (each for each in readme.split("```") if "my-chats.toml" in each)
+    lines = block.replace("-- --max-steps 2", "--cluster local-cpu --dry-run")
+    starters = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    environment = os.environ | {"PATH": starters}
+    subprocess.run(["bash", "-ec", lines], cwd=tmp_path, env=environment, capture_output=True, check=True)
+    made = plans.load((tmp_path / "runs" / "my-chats" / "plan.json").read_bytes()).contract
+    assert (made.completion_only, made.chat_template) == (True, "chatml")
+    assert len(list(read_documents(str(tmp_path / "chats.jsonl")))) == 2
 
 
 @pytest.mark.slow
