@@ -15,6 +15,7 @@ KNOWN: tuple[tuple[type[Warning], str], ...] = (
     (FutureWarning, "`torch.distributed."),
     # used by megatron-core 0.16.1 where it loads and writes checkpoints
     (FutureWarning, "Please use DTensor instead and we are deprecating ShardedTensor"),
+    (FutureWarning, "`load_state_dict` is deprecated and will be removed"),
     # used by peft 0.21
     (FutureWarning, "`is_gradient_checkpointing` is deprecated"),
     # megatron-core 0.16.1, of what it falls back to; on GPUs the start itself says which kernels are used

@@ -9,7 +9,8 @@ and those of gate and up, which the library splits, once more while it writes or
 layers of a kind as one tensor, which it reads as a whole); Hugging Face files are read and written tensor by tensor.
 Of 485 MiB, ``to-hf`` takes 790 MiB, and took 1,010 while it kept a file. A model that is too large for that is
 converted by several processes: ``torchrun --nproc-per-node 8 -m recipes.pretrain.convert ... --tp 2 --pp 4``, each of
-which holds its part only. Nothing is overwritten without ``--force``.
+which holds its part only. Nothing is overwritten without ``--force``. A source with a manifest is verified first, and
+what ``to-megatron`` writes has one.
 
 The training program needs neither: it starts from a Hugging Face folder (``init = "pretrained"``) and ends with one.
 """
@@ -18,74 +19,102 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 from recipes import program, ranks
-from recipes.pretrain import validity
-from recipes.pretrain.config import CoreConfig, Training
-from recipes.pretrain.hugging_face import architecture
+from recipes.pretrain.hugging_face import architecture, bare, place
+from recipes.pretrain.hugging_face.bare import build, core_of
 from recipes.pretrain.hugging_face.described import NAMES, described
 from toolkit.errors import Problems, ToolkitError
-from toolkit.model import ModelSpec
-from toolkit.registry.clusters import load_cluster
+from toolkit.runtime import checkpoint, found, reshard, together
 from toolkit.strategy import Strategy
 
 TOKENIZER = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "added_tokens.json", "*.jinja")
 BESIDE = (*TOKENIZER, "generation_config.json")
+AXES = {
+    "tp": "tensor parallel size: how many processes share each layer",
+    "pp": "pipeline parallel size: how many processes share the layers among them",
+    "ep": "expert parallel size: how many processes share the experts of a layer",
+}
+SEVERAL = (
+    "Large models by several processes: torchrun --nproc-per-node 2 -m recipes.pretrain.convert to-megatron HF_FOLDER"
+    " --out FOLDER --ep 2. The layout is that of the conversion alone: the result is the same on any."
+)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the program; problems with the inputs go to stderr as sentences."""
-    parser = argparse.ArgumentParser(prog="recipes.pretrain.convert", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="recipes.pretrain.convert", description=__doc__.split("\n")[0], epilog=SEVERAL
+    )
     commands = parser.add_subparsers(required=True)
-    for name, command, source in (
-        ("to-megatron", to_megatron, "a Hugging Face folder: config.json and safetensors"),
-        ("to-hf", to_hf, "a folder of to-megatron, or checkpoint-N of a training run"),
+    for name, command, said, source in (
+        (
+            "to-megatron",
+            to_megatron,
+            "write a Hugging Face model as a distributed checkpoint of its weights, which any layout can load",
+            "a Hugging Face folder: config.json and safetensors",
+        ),
+        (
+            "to-hf",
+            to_hf,
+            "write the weights of a distributed checkpoint as a folder for from_pretrained",
+            "a folder of to-megatron, or checkpoint-N of a training run",
+        ),
     ):
-        one = commands.add_parser(name)
+        one = commands.add_parser(name, help=said, description=f"{said[0].upper()}{said[1:]}.", epilog=SEVERAL)
         one.set_defaults(command=command)
         one.add_argument("source", type=Path, help=source)
         one.add_argument("--out", type=Path, required=True, help="the folder to write")
-        one.add_argument("--force", action="store_true", help="replace the folder")
-        for axis in ("tp", "pp", "ep"):
-            one.add_argument(f"--{axis}", type=int, default=1, help="parts per model, with torchrun (default 1)")
+        one.add_argument("--force", action="store_true", help="replace --out where it is there already")
+        for axis, what in AXES.items():
+            one.add_argument(f"--{axis}", type=int, default=1, metavar="N", help=f"{what} (1); with torchrun")
     return program.told(_run, parser.parse_args(argv))
 
 
 def _run(options: argparse.Namespace) -> int:
     _require_place(options.source, options.out, options.force)
-    _, world_size = program.place()
+    rank, world_size = program.place()
     layout = _layout(options, world_size)
     from recipes.pretrain import machine
 
     machine.on_cpu()  # before anything imports megatron-core
     try:
+        if world_size > 1:
+            bare.join()
+        if not found.require_sound(options.source, together.group()) and options.command is to_hf and rank == 0:
+            note = f"note: {options.source} has no manifest: nobody knows whether it is whole"
+            print(note, file=sys.stderr, flush=True)
         options.command(options, layout)
     except OSError as error:
-        raise ToolkitError(
-            f"cannot write {options.out}: {error.strerror or error} ({error.filename})",
-            remedy="make room, or choose another --out; nothing has been replaced",
-        ) from error
+        raise place.unwritable(options.out, error) from error
     finally:
         ranks.leave()
     return 0
 
 
 def _require_place(source: Path, out: Path, force: bool) -> None:
-    """Raise ToolkitError where the result would take the place of something that is wanted."""
+    """Raise ToolkitError where the result would take the place of something that is wanted, or can have none."""
     try:
+        read = source.is_dir()
         there, folder = out.exists(), out.is_dir()
         of_source = there and source.resolve().is_relative_to(out.resolve())
     except OSError as error:
         raise ToolkitError(f"cannot look at {out}: {error.strerror}", remedy="give another --out") from error
+    if not read:
+        what = "is not a folder" if source.exists() else "does not exist"
+        raise ToolkitError(f"{source} {what}", remedy="give the folder to convert")
     if of_source:
         raise ToolkitError(f"--out {out} is, or holds, what is converted", remedy="give another --out")
     if there and not folder:
         raise ToolkitError(f"{out} is a file", remedy="give another --out: a folder is written")
     if there and not force:
         raise ToolkitError(f"{out} exists", remedy="give another --out, or --force")
+    place.require_place(out)
 
 
 def to_megatron(options: argparse.Namespace, layout: Strategy) -> None:
@@ -104,20 +133,33 @@ def to_megatron(options: argparse.Namespace, layout: Strategy) -> None:
     from recipes.pretrain import checkpoints
 
     rank, out = _rank(), options.out
-    temporary = out.with_name(f".{out.name}.incomplete")
-    ranks.on_first_rank(lambda: transfer.empty(temporary), rank)
-    dist_checkpointing.save(checkpoints.weights_state(chunks), str(temporary), checkpoints.save_strategy(), None)
-    ranks.barrier()
+    state, strategy = checkpoints.weights_state(chunks), checkpoints.save_strategy()
+    with place.fresh(out, rank) as temporary:
+        # of what fails its writer logs a line before it raises
+        logging.getLogger("megatron.core.dist_checkpointing.strategies.filesystem_async").setLevel(logging.CRITICAL)
+        place.everywhere(out, lambda: dist_checkpointing.save(state, str(temporary), strategy, None), joint=True)
 
-    def complete() -> None:
-        _copy(options.source, temporary, ("config.json", *BESIDE))
-        sections = {name: getattr(core, name) for name in ("megatron_core", "transformer", "model")}
-        (temporary / "megatron_core.json").write_text(json.dumps(sections, indent=2) + "\n")
-        shutil.rmtree(out, ignore_errors=True)
-        temporary.rename(out)
+        def describe() -> None:
+            _copy(options.source, temporary, ("config.json", *BESIDE))
+            sections = {name: getattr(core, name) for name in ("megatron_core", "transformer", "model")}
+            (temporary / "megatron_core.json").write_text(json.dumps(sections, indent=2) + "\n")
+
+        ranks.on_first_rank(lambda: place.told(out, describe), rank)
+        checkpoint.commit(temporary, _facts(layout), together.group())
+        ranks.on_first_rank(lambda: place.told(out, lambda: place.complete(out, temporary)), rank)
+    if rank == 0:
         print(f"{out}: {spec.num_hidden_layers} layers, {core.transformer['params_dtype']}", flush=True)
 
-    ranks.on_first_rank(complete, rank)
+
+def _facts(layout: Strategy) -> dict[str, Any]:
+    """For its manifest: weights that no step of a run has made, so there is no contract, optimizer or position."""
+    return {
+        "step": 0,
+        "framework": layout.framework,
+        "world_size": layout.tp * layout.pp * layout.dp,
+        "degrees": {axis: getattr(layout, axis) for axis in reshard.AXES},
+        "weights_only": True,
+    }
 
 
 def to_hf(options: argparse.Namespace, layout: Strategy) -> None:
@@ -140,10 +182,13 @@ def to_hf(options: argparse.Namespace, layout: Strategy) -> None:
         state = dist_checkpointing.load(checkpoints.weights_state(chunks), str(source), strict="assume_ok_unexpected")
         for key, chunk in zip(checkpoints.keys(chunks), chunks, strict=True):
             chunk.load_state_dict(state.pop(key))
-    except Exception as error:  # the library raises many kinds: of another model's shapes, torn files, missing tensors
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    # the library raises many kinds: of another model's shapes, torn files, missing tensors; torch's is no Exception
+    except BaseException as error:
         raise ToolkitError(
             f"{source} cannot be read as a {spec.model_type} of {spec.num_hidden_layers} layers,"
-            f" {spec.hidden_size} wide: {' '.join(str(error).split())[:600] or type(error).__name__}",
+            f" {spec.hidden_size} wide: {_short(error)}",
             remedy="give a whole checkpoint of the model that its config.json or plan.json describes",
         ) from error
     transfer.export(
@@ -151,6 +196,14 @@ def to_hf(options: argparse.Namespace, layout: Strategy) -> None:
     )
     if _rank() == 0:
         print(f"{options.out}: {spec.num_hidden_layers} layers, {precision}", flush=True)
+
+
+def _short(error: BaseException) -> str:
+    """What is wrong, without the stacks that torch puts into the text of what failed on each rank."""
+    failures = getattr(error, "failures", None)
+    if isinstance(failures, dict) and failures:
+        return "; ".join(f"rank {rank}: {_short(inner)}" for rank, (inner, _) in failures.items())
+    return " ".join(str(error).split())[:600] or type(error).__name__
 
 
 def _layout(options: argparse.Namespace, world_size: int) -> Strategy:
@@ -162,8 +215,8 @@ def _layout(options: argparse.Namespace, world_size: int) -> Strategy:
     dp = world_size // shards
     if dp * shards != world_size or (dp * options.tp) % options.ep:
         raise ToolkitError(
-            f"{world_size} processes are no multiple of tp {options.tp} x pp {options.pp}"
-            f" or of pp {options.pp} x ep {options.ep}",
+            f"{world_size} {'process is' if world_size == 1 else 'processes are'} no multiple of"
+            f" tp {options.tp} x pp {options.pp} or of pp {options.pp} x ep {options.ep}",
             remedy=f"torchrun --nproc-per-node {options.pp * options.tp * options.ep} -m recipes.pretrain.convert ...",
         )
     return Strategy(
@@ -174,55 +227,6 @@ def _layout(options: argparse.Namespace, world_size: int) -> Strategy:
         dp=dp,
         sequence_parallel=int(options.tp > 1),
     )
-
-
-def core_of(config: dict[str, Any], spec: ModelSpec, dtype: str, layout: Strategy, sequence: int = 0) -> CoreConfig:
-    """The megatron file of a checkpoint, without an optimizer; ``sequence`` 0: no text will go through the model."""
-    sequence = sequence or layout.tp
-    sections = architecture.sections(config, spec, sequence, layout, load_cluster("local-cpu"))
-    sizes = {
-        "tensor_model_parallel_size": layout.tp,
-        "pipeline_model_parallel_size": layout.pp,
-        "expert_model_parallel_size": layout.ep,
-        "expert_tensor_parallel_size": 1 if spec.is_moe else layout.tp,
-    }
-    sections["transformer"] |= sizes | {
-        "params_dtype": dtype,
-        "bf16": dtype == "bf16",
-        "fp16": dtype == "fp16",
-        "pipeline_dtype": dtype,
-        "sequence_parallel": bool(layout.sequence_parallel),
-    }
-    core = CoreConfig(
-        megatron_core="0.16.1",
-        **sections,
-        parallel=sizes,
-        ddp={},
-        optimizer={"lr": 0.0},
-        training=Training(micro_batch_size=1, global_batch_size=1, sequence_length=sequence),
-    )
-    with Problems() as problems:
-        validity.shapes(problems, core)
-        validity.stages(problems, core)
-    return core
-
-
-def build(core: CoreConfig, spec: ModelSpec, start: Any) -> tuple[list[Any], Any]:
-    """The bare model over gloo, its initial weights from ``start``, and its configuration."""
-    from recipes.pretrain import machine
-
-    found = machine.on_cpu()
-    import torch
-    from megatron.core import parallel_state, tensor_parallel
-
-    from recipes.pretrain import model
-
-    if not torch.distributed.is_initialized():
-        torch.distributed.init_process_group(found.backend)
-    parallel_state.initialize_model_parallel(**core.parallel)
-    tensor_parallel.model_parallel_cuda_manual_seed(core.training.seed)
-    chunks, config, _ = model.bare(core, found, spec.vocab_size, start)
-    return chunks, config
 
 
 def _rank() -> int:

@@ -61,7 +61,9 @@ def _run(options: argparse.Namespace) -> int:
             )
         folder = beside(options.out, ".parts")
         if (there := _results(options.out)) and not options.force and not _is_torn(options.out, folder):
-            problems.add(f"{', '.join(there)} exists", "give another --out, or --force")
+            problems.add(
+                f"{', '.join(there)} {'exists' if len(there) == 1 else 'exist'}", "give another --out, or --force"
+            )
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
     tokenizer = load_tokenizer(options.tokenizer)
     encode([], tokenizer)  # without an end token nothing can be prepared

@@ -340,9 +340,11 @@ def test_tensors_without_a_place_are_named(transfers: tuple[Path, dict], tmp_pat
 def test_bad_arguments_are_sentences(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     for arguments, said in (
-        (("to-megatron", str(tmp_path / "gone"), "--out", str(tmp_path / "out")), "cannot read"),
+        (("to-megatron", str(tmp_path / "gone"), "--out", str(tmp_path / "out")), "gone does not exist"),
+        (("to-hf", str(tmp_path / "config.json"), "--out", str(tmp_path / "out")), "config.json is not a folder"),
+        (("to-hf", str(tmp_path), "--out", str(tmp_path / "config.json" / "x")), "config.json is a file: there can be"),
         (("to-hf", str(tmp_path), "--out", str(tmp_path / "out")), "is not a distributed checkpoint"),
-        (("to-megatron", str(tmp_path), "--out", str(tmp_path / "out"), "--tp", "2"), "1 processes are no multiple"),
+        (("to-megatron", str(tmp_path), "--out", str(tmp_path / "out"), "--tp", "2"), "1 process is no multiple"),
     ):
         done = run("recipes.pretrain.convert", *arguments)
         assert done.returncode == 2

@@ -76,23 +76,28 @@ def command(
         raise ToolkitError(f"{target} holds {source} or is it", remedy="give another DST")
     if dtype and (form != HUGGING_FACE or kind == "megatron"):
         raise ToolkitError(f"--dtype does not go with --to {form} from {KINDS[kind]}", remedy="leave it out")
-    whole = _verified(source)
-    if not whole:
-        click.echo(f"note: {source} has no manifest: nobody knows whether it is whole", err=True)
     if form == HUGGING_FACE and kind == "megatron":
-        return _program("to-hf", source, target, force)
+        return _program("to-hf", source, target, force)  # which verifies it
     if form == MEGATRON:
         return _program("to-megatron", source, target, force)
+    from toolkit.runtime import found
+
+    if not found.require_sound(source) and not _plain(source, kind):
+        click.echo(f"note: {source} has no manifest: nobody knows whether it is whole", err=True)
     partial = target.with_name(f".{target.name}.partial.{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
     # inside of a folder of its own: a commit also moves the pointer beside the checkpoint
     made = partial / target.name
-    made.mkdir(parents=True)
     try:
+        made.mkdir(parents=True)
         _write(form, source, made, dtype or "", workers, ranks_per_node)
         if target.exists():
             _remove(target)
         made.rename(target)
+    except (click.ClickException, ToolkitError):
+        raise
+    except Exception as error:  # each library tells a full disk by an error of its own
+        raise _unwritable(target, error) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -142,19 +147,23 @@ def _named(source: Path) -> bool:
     return (source / PARAMETERS).is_file()
 
 
-def _verified(source: Path) -> bool:
-    """Whether a manifest vouches for it; raises ToolkitError with the damaged files."""
-    from toolkit.runtime import checkpoint
+def _plain(source: Path, kind: str) -> bool:
+    """Whether it is a model as everybody gives it away, which nobody expects a manifest of."""
+    return kind in ("hugging-face", "adapters") and not any(
+        (source / name).exists() for name in ("trainer_state.json", "optimizer.pt")
+    )
 
-    if not (source / checkpoint.MANIFEST).is_file():
-        return False
-    damage = [each for each in checkpoint.verify(source) if each.fatal]
-    if damage:
-        raise ToolkitError(
-            f"{source} is damaged: {'; '.join(f'{each.file} is {each.kind} ({each.text})' for each in damage)}",
-            remedy="choose an older checkpoint: toolkit ckpt list shows them",
-        )
-    return True
+
+def _unwritable(target: Path, error: Exception) -> Exception:
+    """What to raise for it: a sentence where the file system has refused, else the error itself."""
+    from toolkit.errors import reason
+    from toolkit.runtime import room
+
+    refused = room.refusal(error)
+    if refused is None:
+        return error
+    what = "make room, or give another DST" if refused.errno in room.NO_ROOM else "give another DST"
+    return ToolkitError(f"cannot write {target}: {reason(refused)}", remedy=f"{what}; what was there is as it was")
 
 
 def _write(form: str, source: Path, made: Path, dtype: str, workers: int, ranks_per_node: int) -> None:

@@ -20,6 +20,7 @@ import msgspec
 from toolkit.errors import ToolkitError, reason
 from toolkit.runtime import checkpoint, consistency, durable, manifest, soundness, structure
 from toolkit.runtime.manifest import MANIFEST, Damage
+from toolkit.runtime.together import ALONE, Group
 
 KINDS = ("toolkit", "huggingface", "deepspeed", "megatron", "torch")
 MEGATRON_POINTER = "latest_checkpointed_iteration.txt"
@@ -127,6 +128,25 @@ def _step(path: Path) -> int:
         return int(json.loads((path / "trainer_state.json").read_bytes())["global_step"])
     except (OSError, ValueError, KeyError, TypeError):
         return 0
+
+
+def require_sound(path: Path, group: Group = ALONE) -> bool:
+    """Whether a manifest vouches for every file of what is to be read; all ranks of the group call it.
+
+    Without one the formats of a distributed checkpoint are looked at. Raises ToolkitError with the damaged files.
+    """
+    known = group.share((path / MANIFEST).is_file())[0]
+    if known:
+        damage = checkpoint.verify(path, group)
+    else:
+        mine = group.rank == 0 and (path / ".metadata").is_file()
+        damage = group.share(Found(path, "torch", 0).damage() if mine else [])[0]
+    if fatal := [each for each in damage if each.fatal]:
+        raise ToolkitError(
+            f"{path} is damaged: {'; '.join(f'{each.file} is {each.kind} ({each.text})' for each in fatal)}",
+            remedy="choose an older checkpoint: toolkit ckpt list shows them",
+        )
+    return bool(known)
 
 
 def newest_valid(found: list[Found], deep: bool = True) -> Found | None:

@@ -14,7 +14,7 @@ from recipes.pretrain.hugging_face.names import FAMILIES
 from toolkit.cluster import ClusterSpec
 from toolkit.decode import decode_config
 from toolkit.emit import megatron_model
-from toolkit.errors import Problems, ToolkitError
+from toolkit.errors import Problems, ToolkitError, reason
 from toolkit.megatron_shapes import inexpressible
 from toolkit.model import ModelSpec
 from toolkit.plan import Plan
@@ -65,7 +65,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ToolkitError(f"cannot read {path}: {error}", remedy="give a Hugging Face model folder") from error
+        raise ToolkitError(f"cannot read {path}: {reason(error)}", remedy="give a Hugging Face model folder") from error
     if not isinstance(config, dict):
         raise ToolkitError(f"{path} is not a JSON object", remedy="give a Hugging Face model folder")
     return config

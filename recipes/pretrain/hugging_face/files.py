@@ -7,6 +7,7 @@ the header is filled in when the file is full.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -146,6 +147,12 @@ class Writer:
         self._file.close()
         self.written.append((self._name(), list(self._header), self._bytes))
         self._file, self._header, self._header_bytes, self._bytes = None, {}, 0, 0
+
+    def abandon(self) -> None:
+        """Give up the file that is being written: what it still holds in memory cannot be written either."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
 
     def _name(self) -> str:
         return f"part-{self.rank:06d}-{len(self.written):06d}.safetensors"

@@ -9,7 +9,6 @@ ever holds more than its shards, one parameter, and one file that is being fille
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 from megatron.core import parallel_state
 
 from recipes import ranks
+from recipes.pretrain.hugging_face import place
 from recipes.pretrain.hugging_face.files import Weights, Writer, finish
 from recipes.pretrain.hugging_face.names import NOT_WEIGHTS, Pieces, pieces
 from recipes.pretrain.initialise import Whole, fill, gather, global_name, is_expert
@@ -134,7 +134,6 @@ def export(
     when it is complete.
     """
     rank = torch.distributed.get_rank()
-    temporary = folder.with_name(f".{folder.name}.incomplete")
     family = settings["model_type"]
     unmapped = set().union(
         *_everywhere({name for _, name, _ in parameters(chunks, config) if pieces(name, family) is None})
@@ -144,9 +143,35 @@ def export(
             f"a {family} of Hugging Face has no tensor for {', '.join(sorted(unmapped)[:SHOWN])}",
             remedy="the checkpoint of megatron-core itself is whole",
         )
-    ranks.on_first_rank(lambda: empty(temporary), rank)
+    with place.fresh(folder, rank) as temporary:
+        written = _write(chunks, config, family, vocab_size, Writer(temporary, rank), folder)
+
+        def complete() -> None:
+            finish(temporary, written)
+            dtype = str(next(chunks[0].parameters()).dtype).removeprefix("torch.")
+            kept = {key: value for key, value in settings.items() if key not in ("torch_dtype", "dtype")}
+            (temporary / "config.json").write_text(json.dumps(kept | {"dtype": dtype}, indent=2) + "\n")
+            others(temporary)
+            place.complete(folder, temporary)
+
+        ranks.on_first_rank(lambda: place.told(folder, complete), rank)
+
+
+def _write(
+    chunks: list[Any], config: Any, family: str, vocab_size: int, writer: Writer, folder: Path
+) -> list[tuple[str, list[str], int]]:
+    """Every rank its tensors; the files of all. One that cannot write goes on gathering, or the others would wait."""
     heads, groups = config.num_attention_heads, config.num_query_groups or config.num_attention_heads
-    writer = Writer(temporary, rank)
+    failed: list[OSError] = []
+
+    def add(target: str, tensor: torch.Tensor) -> None:
+        if not failed:
+            try:
+                writer.add(target, tensor)
+            except OSError as error:
+                failed.append(error)
+                writer.abandon()
+
     for local, name, parameter in parameters(chunks, config):
         if not _first_replica(local):
             continue
@@ -156,27 +181,19 @@ def export(
         found = pieces(name, family)
         assert found is not None  # refused above
         for target, tensor in zip(found.names, part(found, full, heads, groups), strict=True):
-            writer.add(target, tensor)
-    writer.flush()
-    everything = [one for written in _everywhere(writer.written) for one in written]
+            add(target, tensor)
 
-    def complete() -> None:
-        finish(temporary, everything)
-        dtype = str(next(chunks[0].parameters()).dtype).removeprefix("torch.")
-        kept = {key: value for key, value in settings.items() if key not in ("torch_dtype", "dtype")}
-        (temporary / "config.json").write_text(json.dumps(kept | {"dtype": dtype}, indent=2) + "\n")
-        others(temporary)
-        if folder.exists():
-            shutil.rmtree(folder)
-        temporary.rename(folder)
+    def flush() -> None:
+        if failed:
+            raise failed[0]
+        try:
+            writer.flush()
+        except OSError:
+            writer.abandon()
+            raise
 
-    ranks.on_first_rank(complete, rank)
-
-
-def empty(folder: Path) -> None:
-    """Make an empty folder in place of whatever an earlier attempt left."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    place.everywhere(folder, flush)
+    return [one for written in _everywhere(writer.written) for one in written]
 
 
 def _everywhere(value: Any) -> list[Any]:
