@@ -17,9 +17,9 @@ def pytest_configure() -> None:
     A shell has `&` and nohup ignore SIGINT and SIGHUP, and what is ignored stays so in each program started from
     there; what has a handler goes back to the default.
     """
-    for number in (signal.SIGINT, signal.SIGHUP):
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, lambda *_: None)):
         if signal.getsignal(number) is signal.SIG_IGN:
-            signal.signal(number, lambda *_: None)
+            signal.signal(number, handler)
 
 
 @pytest.fixture(scope="module")
