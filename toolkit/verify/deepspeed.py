@@ -49,7 +49,7 @@ def count(plan: Plan, kind: str, rank: int) -> job.Answer:
     from toolkit.verify.preference import frozen, is_preference, with_head
 
     with fake.tensors():
-        keep = _tell_transformers(config)  # alive, or it forgets
+        keep = _tell_transformers(config) if is_preference(plan) else None  # alive, or it forgets
 
         def made() -> Any:
             sharded = deepspeed.zero.Init(config_dict_or_path=config) if plan.strategy.zero_stage == 3 else None

@@ -95,7 +95,7 @@ def relative_error(predicted: float, counted: float) -> float:
 
 
 def _row(rank: Rank, answer: dict[str, Any]) -> dict[str, Any]:
-    counted = answer["counted_bytes"]
+    counted = {name: size for name, size in answer["counted_bytes"].items() if size or name in rank.predicted_bytes}
     errors = {
         part: relative_error(rank.predicted_bytes[part], counted[part])
         for part in PARTS
