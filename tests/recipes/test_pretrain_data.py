@@ -71,7 +71,7 @@ def test_the_same_texts_from_every_kind_of_file(tmp_path):
         ('{"text": "good"}\n{"text": 5}\n', "the line at byte 17 has no text in column 'text'"),
         ('{"content": "good"}\n', "it has content (text)"),
         ("[1]\n", "element 1 of the array is a number"),
-        ("{\n", "the line at byte 0: Expecting"),
+        ("{\n", "the line at byte 0, column 2: Expecting"),
     ],
 )
 def test_rows_of_another_form_are_named(tmp_path, content, said):
