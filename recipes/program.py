@@ -27,7 +27,7 @@ def parser(name: str, description: str) -> argparse.ArgumentParser:
     made.add_argument("--plan", type=Path, required=True, help="plan.json, from toolkit plan --out")
     made.add_argument("--output-dir", type=Path, help="default: the folder 'run' beside the plan")
     made.add_argument(
-        "--max-steps", type=options.count(0), default=0, help="end after this step; the schedule stays the plan's"
+        "--max-steps", type=options.count(1), default=0, help="end after this step; the schedule stays the plan's"
     )
     made.add_argument(
         "--save-steps", type=options.count(0), default=500, help="steps between checkpoints (500); 0: at the end only"

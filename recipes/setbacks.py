@@ -31,6 +31,7 @@ from toolkit.runtime.skipped import Setback
 from toolkit.runtime.telemetry import Telemetry
 from toolkit.runtime.together import Group
 
+MOST = 1_000_000  # steps or batches of an option
 TOLD = 4  # micro batches whose loss is not finite
 VERDICTS = ("", "warn", "skip", "stop")  # the worst of all ranks holds
 
@@ -53,9 +54,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def rules(options: argparse.Namespace, warmup_steps: int = 0) -> Rules:
     """What was asked for; raises ToolkitError where that cannot be."""
     for name, least in (("spike_window", 3), ("skip_batches", 1), ("setbacks", 1)):
-        if getattr(options, name) < least:
+        if not least <= getattr(options, name) <= MOST:
             raise ToolkitError(
-                f"--{name.replace('_', '-')} is {getattr(options, name)}", remedy=f"give {least} or more"
+                f"--{name.replace('_', '-')} is {getattr(options, name)}", remedy=f"give {least} to {MOST:,}"
             )
     if not options.spike_deviations > 0.0:
         raise ToolkitError(f"--spike-deviations is {options.spike_deviations}", remedy="give a number above 0, say 6")

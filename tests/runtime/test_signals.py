@@ -22,8 +22,9 @@ def test_a_signal_is_a_request(number: signal.Signals, tmp_path: Path) -> None:
     assert signal.getsignal(number) is before
 
 
-def test_the_file_is_a_request_that_only_rank_0_sees(tmp_path: Path) -> None:
+def test_the_file_is_a_request_that_only_rank_0_sees_at_a_step(tmp_path: Path) -> None:
     with StopRequest(tmp_path, rank=0) as first, StopRequest(tmp_path, rank=1) as second:
+        first.begun = second.begun = True  # or this process would end
         (tmp_path / STOP_FILE).touch()
         assert first.agreed() and STOP_FILE in first.reason
         assert not second.agreed()
@@ -33,6 +34,27 @@ def test_a_request_to_an_earlier_start_is_void(tmp_path: Path) -> None:
     (tmp_path / STOP_FILE).touch()
     with StopRequest(tmp_path) as stop:
         assert not stop.agreed()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_before_the_first_step_every_rank_sees_the_file_of_its_own_start(tmp_path: Path, rank: int) -> None:
+    """Rank 1 would wait for rank 0 without an end: under torchrun a rank that leaves with 0 ends no other."""
+    old = tmp_path / STOP_FILE
+    old.touch()
+    os.utime(old, (1.0, 1.0))
+    code = (
+        "import sys, time\nfrom toolkit.runtime.signals import StopRequest\n"
+        "with StopRequest(sys.argv[1], int(sys.argv[2])):\n    print('in', flush=True)\n    time.sleep(60)"
+    )
+    started = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path), str(rank)], stdout=subprocess.PIPE, text=True
+    )
+    assert started.stdout is not None and started.stdout.readline() == "in\n"
+    with pytest.raises(subprocess.TimeoutExpired):
+        started.wait(timeout=2.5)  # the file of an earlier start
+    old.touch()
+    said, _ = started.communicate(timeout=50)
+    assert started.returncode == STOPPED and "nothing is lost" in said
 
 
 def test_torchrun_must_not_take_a_stop_for_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:

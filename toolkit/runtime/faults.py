@@ -73,9 +73,11 @@ def _kind(error: BaseException) -> str:
         if error.errno in FULL:
             return "storage"
         return "device" if error.errno in OF_THE_NODE else "code"
+    if (
+        "no space left on device" in text or "disk quota exceeded" in text
+    ):  # of torch, of safetensors, each its own type
+        return "storage"
     if isinstance(error, RuntimeError):
-        if "no space left on device" in text or "disk quota exceeded" in text:
-            return "storage"
         if any(sign in text for sign in DEVICE):
             return "device"
         if any(sign in text for sign in PEER):

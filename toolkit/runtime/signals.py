@@ -23,6 +23,7 @@ import select
 import signal
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,7 +47,8 @@ class StopRequest:
     """Remembers that someone asked this process to stop; a context manager that handles the signals.
 
     ``reason`` is empty until then, and afterwards names the signal or the file. Only rank 0 looks at
-    the file, once per step; every ``LOOK_SECONDS`` before the first.
+    the file, once per step. Before the first every rank does, every ``LOOK_SECONDS``: those that wait for one that has
+    left would not know why.
     """
 
     def __init__(self, directory: str | Path, rank: int = 0, presence: Presence | None = None) -> None:
@@ -61,6 +63,7 @@ class StopRequest:
         self._ends: tuple[int, int] | None = None
         self._wakeup_before = -1
         self._thread: threading.Thread | None = None
+        self._since = time.time()
         self._parent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0
 
     def __enter__(self) -> StopRequest:
@@ -112,13 +115,21 @@ class StopRequest:
                     if number in SIGNALS:
                         self.reason = self.reason or signal.Signals(number).name
                         self.presence.say(f"asked {signal.Signals(number).name}")
-            elif not self.begun and self.rank == 0 and self.stop_file.exists():
+            elif not self.begun and self._file_asks():
                 self.reason = self.reason or f"the file {self.stop_file}"
             if self.reason and not self.begun:
                 self._leave_now()
             if self._parent and os.getppid() != self._parent:
                 self.presence.failed("agent", f"torchrun (process {self._parent}) is gone")
                 os._exit(1)
+
+    def _file_asks(self) -> bool:
+        """Whether there is a file for this start; rank 0 has removed an earlier start's, the others see its age."""
+        try:
+            written = self.stop_file.stat().st_mtime
+        except OSError:
+            return False
+        return self.rank == 0 or written > self._since
 
     def _leave_now(self) -> None:
         """Before the first step: nothing is lost."""
