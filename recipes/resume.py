@@ -67,10 +67,11 @@ def find(plan: Plan, folder: Path, group: Group = ALONE) -> Start | None:
     Torn ones are set aside before. Raises ToolkitError on every rank for one that this plan cannot continue
     (:func:`toolkit.runtime.reshard.route`), and where a machine does not see what rank 0 sees.
     """
-    if group.rank == 0:
-        checkpoint.set_aside_incomplete(folder)
+    torn = checkpoint.set_aside_incomplete(folder) if group.rank == 0 else []
     everywhere(lambda: _discard_others(folder, group.rank), group)
     path = checkpoint.newest_valid(folder, group)
+    if group.rank == 0:
+        _tell_passed_over(folder, torn, path)
     if path is None:
         return None
     start = shared(lambda: _start(plan, folder, path), group)
@@ -81,6 +82,17 @@ def find(plan: Plan, folder: Path, group: Group = ALONE) -> Start | None:
 def _discard_others(folder: Path, rank: int) -> None:
     if rank == 0 and (gone := skipped.discard_others(folder)):
         print(f"note: {', '.join(gone)} deleted: trained on batches that {skipped.SKIPPED} leaves out", flush=True)
+
+
+def _tell_passed_over(folder: Path, torn: list[Path], chosen: Path | None) -> None:
+    """Steps are done again, perhaps many: that is never left unsaid."""
+    whole = checkpoint.complete(folder)  # oldest first
+    newer = whole[whole.index(chosen) + 1 :] if chosen in whole else whole
+    names = [path.name for path in (*newer, *torn)]
+    if names:
+        print(f"warning: not whole, and passed over: {', '.join(names)} (toolkit ckpt verify tells why)", flush=True)
+    if names and chosen is None:
+        print(f"warning: no checkpoint in {folder} is whole: the run begins at its first step again", flush=True)
 
 
 def _start(plan: Plan, folder: Path, path: Path) -> Start:

@@ -26,6 +26,20 @@ def found(made: Plan, folder: Path) -> resume.Start:
     return start
 
 
+def test_what_is_passed_over_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = finetune_runs.tiny_plan()
+    for step, whole in ((5, True), (10, True), (15, False)):
+        saved(tmp_path, made, step, whole)
+    assert found(made, tmp_path).step == 10
+    assert "warning: not whole, and passed over: incomplete-15 (" in capsys.readouterr().out
+    assert found(made, tmp_path).step == 10 and not capsys.readouterr().out
+    for step in (5, 10):
+        (tmp_path / f"checkpoint-{step}" / "weights").write_bytes(b"124")
+    assert resume.find(made, tmp_path) is None
+    said = capsys.readouterr().out
+    assert "passed over: checkpoint-5, checkpoint-10 (" in said and "begins at its first step again" in said
+
+
 def test_the_newest_valid_one(tmp_path: Path) -> None:
     made = finetune_runs.tiny_plan()
     assert resume.find(made, tmp_path) is None

@@ -45,7 +45,7 @@ OOM = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacit
         (MemoryError(), "memory"),
         (OSError(errno.ENOSPC, "No space left on device"), "storage"),
         (OSError(errno.EDQUOT, "Disk quota exceeded"), "storage"),
-        (Exception("Error while serializing: I/O error: No space left on device (os error 28)"), "storage"),  # safetensors
+        (Exception("Error while serializing: No space left on device (os error 28)"), "storage"),  # of safetensors
         (FileNotFoundError(2, "No such file"), "code"),
     ],
 )
