@@ -22,6 +22,7 @@ from typing import Any
 
 from recipes import program
 from recipes.held import Memory, parts
+from recipes.reading import timed
 from toolkit.record import StepRecord
 from toolkit.runtime import durable, telemetry
 
@@ -80,15 +81,10 @@ class Stopwatch:
 
     def fetched(self, iterator: Iterator[Any]) -> Iterator[Any]:
         """The same batches; the time to make each counts as data."""
-        while True:
-            since = time.perf_counter()
-            try:
-                batch = next(iterator)
-            except StopIteration:
-                return
-            finally:
-                self.data += time.perf_counter() - since
-            yield batch
+        return timed(iterator, self._has_read)
+
+    def _has_read(self, seconds: float) -> None:
+        self.data += seconds
 
 
 class _Engine:

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any
 
+from recipes.reading import Item, timed
 from toolkit.record import StepSeconds
 
 FORWARD_BACKWARD, OPTIMIZER, OTHER = "forward_backward", "optimizer", "other"
-Item = TypeVar("Item")
 
 
 class StepClock:
@@ -41,15 +41,10 @@ class StepClock:
 
     def reads(self, batches: Iterator[Item]) -> Iterator[Item]:
         """The same batches, and how long each took to read."""
-        while True:
-            since = time.perf_counter()
-            try:
-                batch = next(batches)
-            except StopIteration:
-                return
-            finally:
-                self.reading += time.perf_counter() - since
-            yield batch
+        return timed(batches, self._has_read)
+
+    def _has_read(self, seconds: float) -> None:
+        self.reading += seconds
 
     def stop(self, save: float = 0.0) -> tuple[float, StepSeconds]:
         """Seconds of the step that ends now, whose loss is known, and their parts; evaluations are counted once."""

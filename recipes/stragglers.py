@@ -11,15 +11,15 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any
 
+from recipes.reading import Item, timed
 from toolkit.errors import ToolkitError
 from toolkit.record import EventRecord
 from toolkit.runtime.stragglers import DATA, FORWARD, PRODUCTS, Rules, Stragglers, Told
 from toolkit.runtime.telemetry import Telemetry
 from toolkit.runtime.together import Group
 
-Item = TypeVar("Item")
 REPEATS = 5  # of the product; the fastest counts
 SIZES = {"cpu": (384, "float32"), "cuda": (4096, "bfloat16")}  # 0.1 and 137 GFLOP
 
@@ -55,15 +55,10 @@ class OwnSeconds:
 
     def reads(self, batches: Iterator[Item]) -> Iterator[Item]:
         """The same batches; reading them is this rank's own."""
-        while True:
-            since = time.perf_counter()
-            try:
-                batch = next(batches)
-            except StopIteration:
-                return
-            finally:
-                self.data += time.perf_counter() - since
-            yield batch
+        return timed(batches, self._has_read)
+
+    def _has_read(self, seconds: float) -> None:
+        self.data += seconds
 
     def begin_forward(self, *_: Any) -> None:
         """A forward pass begins; also a hook of a module."""

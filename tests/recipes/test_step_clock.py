@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recipes import reading as read_times
 from recipes import step_clock
 from recipes.step_clock import FORWARD_BACKWARD, OPTIMIZER, OTHER, StepClock
 
@@ -29,7 +30,7 @@ def slowly(clock: Time, batches: int, seconds: float) -> Iterator[int]:
 
 @given(st.lists(st.tuples(some, some, some, some, some, some, some, st.integers(0, 3)), min_size=1, max_size=4))
 def test_each_second_is_in_one_part(steps: list) -> None:
-    clock = step_clock.time = Time()
+    clock = step_clock.time = read_times.time = Time()
     try:
         timed = StepClock()
         for wait, compute, update, rest, held_out, stall, reading, batches in steps:
@@ -52,7 +53,7 @@ def test_each_second_is_in_one_part(steps: list) -> None:
             assert (parts.optimizer, parts.other, parts.save, parts.evaluation) == (update, rest, stall, held_out)
             assert parts.data + parts.forward_backward + parts.optimizer + parts.other == seconds
     finally:
-        step_clock.time = time
+        step_clock.time = read_times.time = time
 
 
 def test_a_step_that_told_no_parts_is_other() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.verify.parity.experiments import EXPERTS
 from toolkit.cli.parity import plans_of
 from toolkit.plan import Plan
 from toolkit.strategy import Strategy
@@ -17,25 +18,6 @@ from toolkit.verify.parity.start import start
 from toolkit.verify.parity.traces import Run
 
 STEPS = 3
-EXPERTS = {
-    "model_type": "qwen3_moe",
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "moe_intermediate_size": 48,
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "norm_topk_prob": True,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 64,
-    "vocab_size": 260,
-    "tie_word_embeddings": False,
-}
 TIED = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
