@@ -174,6 +174,18 @@ class ProveIsolation(TrainerCallback):
         )
 
 
+class OwnIntervals(TrainerCallback):
+    """A run that goes on saves and evaluates as often as this start was told, not as the one before it was.
+
+    The Trainer (transformers 5.24) takes ``save_steps`` and ``eval_steps`` from ``trainer_state.json`` of the
+    checkpoint, and only warns that they differ.
+    """
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """The checkpoint's state has been read by now, and no step been made."""
+        state.compute_steps(args, state.max_steps)
+
+
 class SaveOnRequest(TrainerCallback):
     """All ranks save and stop at the same step once any of them has been asked to."""
 

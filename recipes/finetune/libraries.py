@@ -46,6 +46,10 @@ def prepare(plan: Plan) -> None:
     logging.getLogger("accelerate.accelerator").addFilter(
         lambda entry: "Gradient accumulation steps mismatch" not in entry.getMessage()
     )
+    # of save_steps, eval_steps and the micro batch that a run goes on with: those of this start hold (OwnIntervals)
+    logging.getLogger("transformers.trainer_utils").addFilter(
+        lambda entry: "do not match the ones in the `trainer_state.json`" not in entry.getMessage()
+    )
     if not checks.is_cpu(plan) and not torch.cuda.is_available():
         raise ToolkitError(
             f"the plan is for {plan.cluster.accelerator.name}, torch finds no GPU on this machine",

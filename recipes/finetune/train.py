@@ -19,14 +19,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-from recipes import program, ranks, resume, schedule, setbacks, stragglers
+from recipes import option_table, program, ranks, resume, schedule, setbacks, stragglers
 from recipes.finetune import arguments, checks, libraries, material, padding, result
 from recipes.finetune import model as models
-from recipes.options import count
 from toolkit import plan as plans
-from toolkit.errors import ToolkitError
+from toolkit.errors import Problems, ToolkitError
 from toolkit.plan import Plan
-from toolkit.recipe import warmup_steps
+from toolkit.recipe import planned_steps, warmup_steps
 from toolkit.runtime import checkpoint, durable, together
 from toolkit.runtime.saver import Saver, start_from_durable
 from toolkit.runtime.signals import StopRequest, stopped_exit_code
@@ -35,31 +34,11 @@ from toolkit.runtime.telemetry import STEPS, Telemetry, read_steps, run_record
 
 def main(argv: list[str] | None = None) -> int:
     """Run the program; problems with the inputs go to stderr as sentences."""
-    parser = program.parser("recipes.finetune.train", "Fine-tune what a plan says.")
-    parser.add_argument(
-        "--deepspeed", type=Path, help="DeepSpeed configuration; default: ds_config.json beside the plan"
-    )
-    parser.add_argument(
-        "--eval-steps",
-        type=count(0),
-        default=0,
-        help="steps between evaluations on held-out sequences; 0: at the end only",
-    )
-    parser.add_argument("--merge", action="store_true", help="at the end, write the base with its adapters merged in")
-    parser.add_argument(
-        "--sync-batch-norm",
-        action="store_true",
-        help="BatchNorm, where the model has some, over the samples of all ranks",
-    )
-    setbacks.add_options(parser)
-    stragglers.add_options(parser)
-    return program.told(run, parser.parse_args(argv))
+    return program.told(run, option_table.finetune().parse_args(argv))
 
 
 def run(options: argparse.Namespace) -> int:
     """Read and check everything that needs no torch, then train."""
-    setbacks.rules(options)
-    stragglers.rules(options)
     text = _read(options.plan)
     plan = plans.load(text, str(options.plan))
     folder = options.output_dir or options.plan.parent / "run"
@@ -70,8 +49,10 @@ def run(options: argparse.Namespace) -> int:
             print(f"finished before, at step {done['step']}: {folder / checkpoint.FINISHED}", flush=True)
         return 0
     ds_config = _read_ds_config(plan, options)
-    checks.check(plan, world_size, ds_config, here=True)
-    program.require_meeting_and_folder(world_size, folder)
+    with Problems() as problems:
+        problems.attempt(lambda: option_table.require_reachable(options, planned_steps(plan.contract)))
+        problems.attempt(lambda: checks.check(plan, world_size, ds_config, here=True))
+        problems.attempt(lambda: program.require_meeting_and_folder(world_size, folder))
     with program.attended(folder, rank) as stop:
         options.watchdog = program.watchdog(folder, rank, world_size, options)
         try:
@@ -138,6 +119,7 @@ def _train(
     for sentence in filter(None, (*remarks, read.remark)):
         say(sentence)
     total = schedule.total_steps(plan.contract, read.training)
+    option_table.require_reachable(options, total)
     last = training.max_steps = min(total, options.max_steps) if options.max_steps > 0 else total
     everybody = together.group()
     start_from_durable(folder, options.durable, everybody)
@@ -167,6 +149,8 @@ def _train(
         f"data: {read.training} training and {read.held_out} held-out {read.unit}"
         f" of {plan.contract.sequence_length} tokens; {total} steps of {plan.contract.global_batch_size} {read.unit}"
     )
+    for sentence in option_table.remarks(options, last):
+        say(sentence)
     say(f"output: {folder}" + (f", {resume.describe(start)}" if start else ""), flush=True)
 
     device = "cpu" if checks.is_cpu(plan) else torch.cuda.get_device_name()
@@ -215,6 +199,7 @@ def _train(
         eval_dataset=eval_dataset,
         processing_class=tokenizer,
         callbacks=[
+            callbacks.OwnIntervals(),
             *([isolation] if read.several else []),
             randomness.OwnRandomNumbers(plan.contract.seed),
             commits,

@@ -15,7 +15,7 @@ from recipes.schedule import learning_rate
 from tests import finetune_runs
 from toolkit.record import StepRecord
 from toolkit.runtime import checkpoint
-from toolkit.runtime.telemetry import read_run, read_steps
+from toolkit.runtime.telemetry import read_evaluations, read_run, read_steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked")]
 
@@ -221,8 +221,16 @@ def test_a_stop_file_ends_a_single_process_with_its_own_code_and_lora_resumes(tm
         (tmp_path / "run" / "STOP").touch()
         output, _ = process.communicate(timeout=180)
     assert process.returncode == 75, output
-    done = finetune_runs.start(path, 1)
+    (stopped,) = checkpoint.complete(tmp_path / "run")
+    # other intervals than in the first start, whose checkpoint remembers its own
+    done = finetune_runs.start(path, 1, "--save-steps=5", "--eval-steps=6", "--keep=9")
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "do not match" not in done.stdout + done.stderr
+    since = checkpoint.facts(stopped)["step"]
+    saved = [checkpoint.facts(path)["step"] for path in checkpoint.complete(tmp_path / "run")]
+    assert saved == sorted({since, *(step for step in (5, 10) if step > since), 12})
+    evaluated = [entry.step for entry in read_evaluations(tmp_path / "run")]
+    assert set(evaluated) == {since, *(step for step in (6,) if step > since), 12}
     adapters = tmp_path / "run" / "model" / "adapter_model.safetensors"
     assert adapters.stat().st_size < 4 * finetune_runs.PARAMETERS  # the base is not saved again
     fallen = losses(tmp_path)
