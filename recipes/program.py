@@ -21,42 +21,6 @@ from toolkit.runtime.watchdog import Limits, Watchdog
 WITH_TORCHRUN = "start with launch.sh or train.sbatch, or with torchrun, which sets it"
 
 
-def parser(name: str, description: str) -> argparse.ArgumentParser:
-    """The options that every training program has."""
-    made = options.Parser(prog=name, description=description, allow_abbrev=False)
-    made.add_argument("--plan", type=Path, required=True, help="plan.json, from toolkit plan --out")
-    made.add_argument("--output-dir", type=Path, help="default: the folder 'run' beside the plan")
-    made.add_argument(
-        "--max-steps", type=options.count(1), default=0, help="end after this step; the schedule stays the plan's"
-    )
-    made.add_argument(
-        "--save-steps", type=options.count(0), default=500, help="steps between checkpoints (500); 0: at the end only"
-    )
-    made.add_argument("--keep", type=options.count(1), default=2, help="whole checkpoints to keep (default 2)")
-    made.add_argument(
-        "--keep-every", type=options.count(0), default=0, metavar="STEPS", help="and for good those of every so many"
-    )
-    made.add_argument("--async-save", action="store_true", help="go on training while a checkpoint is brought to disk")
-    made.add_argument("--durable", default="", metavar="URL", help="copy checkpoints there (s3://, file://, ...)")
-    made.add_argument("--trace", type=Path, metavar="FOLDER", help="write weights and gradients of every step there")
-    made.add_argument(
-        "--hang-after",
-        type=options.seconds,
-        default=120.0,
-        help="least seconds before a step counts as hanging (120; 0: never)",
-    )
-    made.add_argument(
-        "--hang-at-most", type=options.seconds, default=1800.0, help="limit while no durations are known (1800)"
-    )
-    made.add_argument(
-        "--start-limit",
-        type=options.seconds,
-        default=86400.0,
-        help="seconds that the start may take, tokenising too (86400)",
-    )
-    return made
-
-
 def watchdog(folder: Path, rank: int, world_size: int, given: argparse.Namespace) -> Watchdog:
     """Watches this rank from here on, beginning with its start; ``stop`` it at the end."""
     limits = Limits(floor=given.hang_after, ceiling=given.hang_at_most, start_up=given.start_limit)

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from recipes import ranks
-from toolkit.errors import ToolkitError
 from toolkit.record import EventRecord, StepRecord
 from toolkit.runtime import checkpoint, skipped
 from toolkit.runtime.divergence import NAN, SPIKE, Diverged, Finding, Rules, Watch
@@ -31,36 +30,13 @@ from toolkit.runtime.skipped import Setback
 from toolkit.runtime.telemetry import Telemetry
 from toolkit.runtime.together import Group
 
-MOST = 1_000_000  # steps or batches of an option
 TOLD = 4  # micro batches whose loss is not finite
 VERDICTS = ("", "warn", "skip", "stop")  # the worst of all ranks holds
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """What both programs can be told."""
-    group = parser.add_argument_group("losses and gradient norms that are not finite, or spike")
-    group.add_argument("--on-nan", choices=("stop", "skip"), default="stop", help="skip: go back, leave the batch out")
-    group.add_argument("--on-spike", choices=("warn", "stop", "skip"), default="warn", help="default: warn")
-    group.add_argument("--spike-window", type=int, default=50, metavar="N", help="steps that one is compared with (50)")
-    group.add_argument(
-        "--spike-deviations", type=float, default=6.0, metavar="K", help="above median + K * 1.4826 * MAD is one (6)"
-    )
-    group.add_argument(
-        "--skip-batches", type=int, default=1, metavar="N", help="leave out N, the bad one in their middle (1)"
-    )
-    group.add_argument("--setbacks", type=int, default=3, metavar="N", help="in a row, before the run stops (3)")
-
-
 def rules(options: argparse.Namespace, warmup_steps: int = 0) -> Rules:
-    """What was asked for; raises ToolkitError where that cannot be."""
-    for name, least in (("spike_window", 3), ("skip_batches", 1), ("setbacks", 1)):
-        if not least <= getattr(options, name) <= MOST:
-            raise ToolkitError(
-                f"--{name.replace('_', '-')} is {getattr(options, name)}", remedy=f"give {least} to {MOST:,}"
-            )
-    if not options.spike_deviations > 0.0:
-        raise ToolkitError(f"--spike-deviations is {options.spike_deviations}", remedy="give a number above 0, say 6")
-    made = Rules(
+    """What was asked for."""
+    return Rules(
         on_nan=options.on_nan,
         on_spike=options.on_spike,
         window=options.spike_window,
@@ -69,9 +45,6 @@ def rules(options: argparse.Namespace, warmup_steps: int = 0) -> Rules:
         skip_batches=options.skip_batches,
         most_setbacks=options.setbacks,
     )
-    if made.skips and options.trace is not None:
-        raise ToolkitError("--trace follows a run that does not go back", remedy="leave --on-nan/--on-spike skip out")
-    return made
 
 
 class Share(NamedTuple):

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from recipes.reading import Item, timed
-from toolkit.errors import ToolkitError
 from toolkit.record import EventRecord
 from toolkit.runtime.stragglers import DATA, FORWARD, PRODUCTS, Rules, Stragglers, Told
 from toolkit.runtime.telemetry import Telemetry
@@ -24,22 +23,8 @@ REPEATS = 5  # of the product; the fastest counts
 SIZES = {"cpu": (384, "float32"), "cuda": (4096, "bfloat16")}  # 0.1 and 137 GFLOP
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """What both programs can be told."""
-    group = parser.add_argument_group("ranks that fall behind the others")
-    group.add_argument("--straggler-every", type=int, default=20, metavar="STEPS", help="a window (20; 0: never look)")
-    group.add_argument("--straggler-factor", type=float, default=1.5, help="times the median of the others (1.5)")
-    group.add_argument("--straggler-windows", type=int, default=3, help="in a row, before it is told (3)")
-
-
 def rules(options: argparse.Namespace) -> Rules:
-    """What was asked for; raises ToolkitError where that cannot be."""
-    if options.straggler_every < 0 or options.straggler_windows < 1 or not options.straggler_factor > 1.0:
-        raise ToolkitError(
-            f"--straggler-every {options.straggler_every}, --straggler-factor {options.straggler_factor},"
-            f" --straggler-windows {options.straggler_windows}",
-            remedy="give 0 or more steps, a factor above 1, and 1 window or more",
-        )
+    """What was asked for."""
     return Rules(every=options.straggler_every, factor=options.straggler_factor, windows=options.straggler_windows)
 
 

@@ -7,6 +7,7 @@ ToolkitError
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -64,6 +65,13 @@ class Problems:
     def absorb(self, error: ToolkitError) -> None:
         """Record the problems of an error that was caught."""
         self.found.extend(error.problems)
+
+    def attempt(self, action: Callable[[], object]) -> None:
+        """Do something, and record what is wrong with it if it raises ToolkitError."""
+        try:
+            action()
+        except ToolkitError as error:
+            self.absorb(error)
 
     def __enter__(self) -> Problems:
         return self

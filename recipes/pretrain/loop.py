@@ -15,7 +15,7 @@ from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import unwrap_model
 
-from recipes import continuity, program, resume, schedule, setbacks, stragglers
+from recipes import continuity, option_table, program, resume, schedule, setbacks, stragglers
 from recipes.finetune.model import load_tokenizer
 from recipes.pretrain import checkpoints, data, evaluation, forward, model, saving
 from recipes.pretrain.config import CoreConfig, learning_rate_contract
@@ -49,6 +49,7 @@ def train(
     say = print if rank == 0 else _silent
     text = data.load(plan, core, folder, rank)
     contract, total = learning_rate_contract(plan, core), text.steps
+    option_table.require_reachable(options, total)
     last = min(total, options.max_steps) if options.max_steps > 0 else total
     weights, origin = hugging_face.initial_weights(plan, core, rank)
     built = model.build(core, machine, plan.model.vocab_size, weights)
@@ -60,6 +61,8 @@ def train(
         f"data: {len(text.train)} training and {len(text.held_out or ())} held-out sequences of"
         f" {text.train.sequence_length} tokens; {total} steps of {contract.global_batch_size} sequences"
     )
+    for note in option_table.remarks(options, last):
+        say(note)
     say(f"output: {folder}" + (f", {resume.describe(start)}" if start else ""), flush=True)
     record = run_record(plan.name, plan_text, torch.distributed.get_world_size(), machine.name)
     before = read_steps(folder) if start and (folder / STEPS).exists() else []

@@ -19,43 +19,34 @@ another layout.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from recipes import program, resume, setbacks, stragglers
-from recipes.options import count
+from recipes import option_table, program, resume
 from recipes.pretrain import config, machine, validity
+from toolkit.errors import Problems
+from toolkit.recipe import planned_steps
 from toolkit.runtime import checkpoint
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the program; problems with the inputs go to stderr as sentences."""
-    parser = program.parser("recipes.pretrain.train", "Pretrain what a plan says.")
-    parser.add_argument("--megatron", type=Path, help="default: megatron_core.json beside the plan")
-    parser.add_argument(
-        "--eval-steps", type=count(0), default=0, help="steps between evaluations (default: at the end only)"
-    )
-    parser.add_argument(
-        "--eval-sequences", type=count(1), default=512, help="held-out sequences of one evaluation (512)"
-    )
-    setbacks.add_options(parser)
-    stragglers.add_options(parser)
-    return program.told(run, parser.parse_args(argv))
+    return program.told(run, option_table.pretrain().parse_args(argv))
 
 
 def run(options: argparse.Namespace) -> int:
     """Read and check everything that needs no torch, then train."""
-    setbacks.rules(options)
-    stragglers.rules(options)
     plan, core, text = config.load(options.plan, options.megatron or options.plan.parent / "megatron_core.json")
     folder = options.output_dir or options.plan.parent / "run"
     rank, world_size = program.place()
-    validity.check(plan, core, world_size)
     done = resume.finished(plan, folder)
     if done is not None:
         if rank == 0:
             print(f"finished before, at step {done['step']}: {folder / checkpoint.FINISHED}", flush=True)
         return 0
-    program.require_meeting_and_folder(world_size, folder)
+    with Problems() as problems:
+        problems.attempt(lambda: validity.check(plan, core, world_size))
+        problems.attempt(lambda: program.require_meeting_and_folder(world_size, folder))
+        total = core.training.train_steps or planned_steps(plan.contract)
+        problems.attempt(lambda: option_table.require_reachable(options, total))
     with program.attended(folder, rank) as stop:
         options.watchdog = program.watchdog(folder, rank, world_size, options)
         found = machine.detect(plan)

@@ -95,31 +95,3 @@ def test_what_one_process_alone_found_is_said_by_it(
     assert program.told(run, argparse.Namespace()) == 2
     assert time.perf_counter() - began >= 0.2
     assert capsys.readouterr().err == "error: this node has no such file\n  copy it there\n"
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--save-steps", "-1"], "argument --save-steps: '-1' is no whole number of 0 or more"),
-        (["--max-steps", "1.5"], "argument --max-steps: '1.5' is no whole number"),
-        (["--keep", "0"], "argument --keep: '0' is no whole number of 1 or more"),
-        (["--keep-every", "-2"], "--keep-every"),
-        (["--hang-after", "nan"], "argument --hang-after: 'nan' is no number of seconds"),
-        (["--start-limit", "-1"], "--start-limit"),
-        (["--output", "elsewhere"], "unrecognized arguments: --output elsewhere"),  # launch.sh looks for whole words
-        (["--bogus"], "unrecognized arguments: --bogus"),
-    ],
-)
-@pytest.mark.parametrize("rank", ["0", "1"])
-def test_wrong_options_are_one_sentence(
-    words: list[str], said: str, rank: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("LOCAL_RANK", rank)
-    slept: list[float] = []
-    monkeypatch.setattr(options.time, "sleep", slept.append)
-    with pytest.raises(SystemExit) as left:
-        program.parser("recipes.finetune.train", "x").parse_args(["--plan", "plan.json", *words])
-    told = capsys.readouterr()
-    assert left.value.code == 2 and said in told.err and told.err.startswith("error: ") and not told.out
-    assert told.err.count("\n") == 2 and "python3 -m recipes.finetune.train --help" in told.err
-    assert slept == ([] if rank == "0" else [options.SAID_BY_THE_FIRST])

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from recipes import setbacks
+from recipes import option_table, setbacks
 from recipes.setbacks import Setbacks, Share
 from tests.runtime.test_skipped import saved
-from toolkit.errors import ToolkitError
 from toolkit.runtime import checkpoint, outcome, skipped
 from toolkit.runtime.divergence import DIVERGED, Diverged
 from toolkit.runtime.telemetry import Telemetry, read_events, read_run, run_record
@@ -18,10 +17,7 @@ from toolkit.runtime.together import Alone
 
 
 def options(*words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    setbacks.add_options(parser)
-    parser.add_argument("--trace")
-    return parser.parse_args(words)
+    return option_table.finetune().read(["--plan", "plan.json", *words])
 
 
 def a_run(folder: Path, *words: str) -> Setbacks:
@@ -113,19 +109,3 @@ def test_stop_is_an_outcome_of_its_own_kind_and_a_warning_is_none(tmp_path: Path
     assert not run.look(4, 9.0, 1.0, lambda: False)
     assert any(text.startswith("warning: step 4: loss 9, the median is 2") for text in run.said)  # type: ignore[attr-defined]
     assert not run.look(5, math.nan, math.nan, lambda: True)  # fp16 lowers its scale
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("--skip-batches", "0"),
-        ("--setbacks", "0"),
-        ("--spike-window", "2"),
-        ("--spike-deviations", "0"),
-        ("--spike-deviations", "nan"),
-        ("--on-spike", "skip", "--trace", "folder"),
-    ],
-)
-def test_wrong_options_are_refused(words: tuple[str, ...]) -> None:
-    with pytest.raises(ToolkitError):
-        setbacks.rules(options(*words))

@@ -19,10 +19,23 @@ from toolkit.runtime import checkpoint, manifest, retention, shares, sums
 from toolkit.runtime.manifest import CHUNK_BYTES, MANIFEST, Damage, Manifest
 from toolkit.runtime.together import ALONE, Group
 
+REMEDY = "install what the message names, or give a URL such as s3://bucket/folder or file:///folder"
+
 
 def is_url(text: str) -> bool:
     """Whether this names durable storage and not a local folder."""
     return "://" in text
+
+
+def require_protocol(url: str) -> None:
+    """Raise ToolkitError unless fsspec has the package for a URL of this kind; nothing is connected to."""
+    try:
+        import fsspec
+
+        for part in url.partition("://")[0].split("::"):
+            fsspec.get_filesystem_class(part)
+    except (ImportError, ValueError) as error:
+        raise ToolkitError(f"cannot use {url}: {error}", remedy=REMEDY) from error
 
 
 def upload(path: Path, url: str, group: Group = ALONE) -> None:
@@ -169,7 +182,7 @@ def _opened(url: str) -> Iterator[tuple[Any, str]]:
     except ToolkitError:
         raise
     except (ImportError, ValueError) as error:  # a protocol whose package is missing, or no protocol
-        raise ToolkitError(f"cannot use {url}: {error}", remedy="install what the message names") from error
+        raise ToolkitError(f"cannot use {url}: {error}", remedy=REMEDY) from error
     except Exception as error:
         name = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
         raise ToolkitError(
