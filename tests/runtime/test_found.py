@@ -53,6 +53,17 @@ def files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
+def test_a_save_under_way_is_no_checkpoint_of_a_run_of_this_toolkit(tmp_path: Path) -> None:
+    """The Trainer has written all of it and the manifest is not there yet: a start would set it aside."""
+    for step in (10, 20):
+        hugging_face(tmp_path / f"checkpoint-{step}")
+    assert [each.is_valid() for each in found.look(tmp_path)] == [True, True]  # of another program
+    checkpoint.commit(tmp_path / "checkpoint-10", {"step": 10, "world_size": 2})
+    older, newest = found.look(tmp_path)
+    assert older.damage() == [] and found.newest_valid([older, newest]) == older
+    assert [(each.file, each.kind) for each in newest.damage()] == [("manifest.json", "missing")]
+
+
 def test_after_a_power_cut_the_newest_two_are_empty_and_the_pointer_is_gone(tmp_path: Path) -> None:
     """DeepSpeed only warns that it cannot find ``latest``, and the run begins at step 0."""
     deepspeed(tmp_path / "global_step400")

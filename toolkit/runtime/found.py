@@ -59,6 +59,8 @@ class Found(msgspec.Struct, frozen=True):
         found = [each for name in names if (each := soundness.check(self.path, name, deep))]
         told = {each.file for each in found}
         found += [each for each in structure.missing(self.path, names, self.kind) if each.file not in told]
+        if checkpoint.NAME.fullmatch(self.name) and _is_run(self.path.parent):
+            found.append(Damage(MANIFEST, "missing", "not committed: a save that is under way, or was never finished"))
         if self.kind == "huggingface":
             found += consistency.step_of(self.path)
             if STAGING.fullmatch(self.name):
@@ -114,6 +116,11 @@ def kind_of(path: Path) -> str:
     if any(structure.OLD_MEGATRON.fullmatch(name) and "." not in name for name in names):
         return "megatron"
     return "torch" if ".metadata" in names or any(name.endswith(".distcp") for name in names) else ""
+
+
+def _is_run(directory: Path) -> bool:
+    """Whether the programs of this toolkit write there: what has no manifest counts for nothing then, however whole."""
+    return any((each / MANIFEST).is_file() for each in (directory, *_folders(directory)) if each.name != "model")
 
 
 def _step(path: Path) -> int:
