@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import platform
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from recipes.ranks import everywhere, shared
 from toolkit.errors import ToolkitError
 from toolkit.plan import Plan
-from toolkit.recipe import contract_sha256
-from toolkit.runtime import checkpoint, reshard, skipped
+from toolkit.runtime import checkpoint, experiment, reshard, skipped
 from toolkit.runtime.together import ALONE, Group
 
 CONVERTED = {reshard.UNIVERSAL: "universal", reshard.REWRITTEN: "rewritten"}  # folders of the run for other forms
@@ -39,15 +39,33 @@ class Start(NamedTuple):
 
 def facts(plan: Plan) -> dict[str, Any]:
     """What a later start must share with a checkpoint to go on from it, and what decides how."""
-    return {"contract_sha256": contract_sha256(plan.contract)} | reshard.facts(plan.strategy, plan.workload)
+    return experiment.facts(plan.contract) | reshard.facts(plan.strategy, plan.workload)
 
 
 def finished(plan: Plan, folder: Path) -> dict[str, Any] | None:
     """What the marker of a finished run says, if there is one; raises if it is another experiment's."""
     done = checkpoint.finished(folder)
-    if done is not None and done.get("contract_sha256") != contract_sha256(plan.contract):
-        raise ToolkitError(f"{folder} holds a finished run of another experiment", remedy="give another --output-dir")
+    if done is not None:
+        experiment.require_same(done, plan.contract, f"the finished run in {folder}", folder)
     return done
+
+
+def require_same_experiment(plan: Plan, folder: Path) -> None:
+    """Raise ToolkitError where the newest checkpoint is of another experiment; reads no more than manifests.
+
+    Before torch and the data, which may take hours: :func:`find` refuses it as well.
+    """
+    for path in checkpoint.complete(folder)[-1:]:
+        try:
+            saved = checkpoint.facts(path)
+        except ToolkitError:  # gone since: another job writes here, which is told by its lease
+            return
+        experiment.require_same(saved, plan.contract, path, folder)
+
+
+def required(plan: Plan) -> Callable[[dict[str, Any], str], None]:
+    """What raises ToolkitError for facts of a checkpoint of another experiment, and where it is."""
+    return lambda saved, where: experiment.require_same(saved, plan.contract, where)
 
 
 def newest(plan: Plan, folder: Path) -> str | None:
@@ -103,8 +121,7 @@ def _start(plan: Plan, folder: Path, path: Path) -> Start:
 
 def _route(plan: Plan, path: Path) -> tuple[dict[str, Any], reshard.Route]:
     saved, wanted = checkpoint.facts(path), facts(plan)
-    if saved.get("contract_sha256") != wanted["contract_sha256"]:
-        raise ToolkitError(f"{path} belongs to another experiment", remedy="give another --output-dir")
+    experiment.require_same(saved, plan.contract, path, path.parent)
     return saved, reshard.route(saved, wanted, str(path))
 
 

@@ -51,6 +51,7 @@ def run(options: argparse.Namespace) -> int:
     ds_config = _read_ds_config(plan, options)
     with Problems() as problems:
         problems.attempt(lambda: option_table.require_reachable(options, planned_steps(plan.contract)))
+        problems.attempt(lambda: resume.require_same_experiment(plan, folder))
         problems.attempt(lambda: checks.check(plan, world_size, ds_config, here=True))
         problems.attempt(lambda: program.require_meeting_and_folder(world_size, folder))
     with program.attended(folder, rank) as stop:
@@ -122,7 +123,7 @@ def _train(
     option_table.require_reachable(options, total)
     last = training.max_steps = min(total, options.max_steps) if options.max_steps > 0 else total
     everybody = together.group()
-    start_from_durable(folder, options.durable, everybody)
+    start_from_durable(folder, options.durable, everybody, resume.required(plan))
     start = resume.find(plan, folder, everybody)
     if start:
         ranks.everywhere(lambda: material.require_same(plan, folder, start), everybody)

@@ -61,7 +61,7 @@ def whole_parameters(built: Built) -> None:
 def resume(plan: Plan, folder: Path, built: Built, data_sha256: str, durable: str = "") -> runs.Start | None:
     """Load the newest valid checkpoint of this experiment, whatever its degrees, if any. All ranks call it."""
     group = together.group()
-    start_from_durable(folder, durable, group)
+    start_from_durable(folder, durable, group, runs.required(plan))
     start = runs.find(plan, folder, group)
     if start is None:
         return None

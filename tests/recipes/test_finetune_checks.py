@@ -186,7 +186,8 @@ def test_a_finished_run_ends_at_once(tmp_path: Path) -> None:
     done = run(path, 2)
     assert done.returncode == 0 and "finished before, at step 60" in done.stdout
     done = run(finetune_runs.write(finetune_runs.tiny_plan(learning_rate=1.0), tmp_path), 2)
-    assert done.returncode == 2 and "finished run of another experiment" in done.stderr
+    assert done.returncode == 2 and "the finished run in" in done.stderr
+    assert "belongs to another experiment: learning_rate is 0.003 there and 1.0 in this plan" in done.stderr
 
 
 def test_arguments_follow_the_plan() -> None:

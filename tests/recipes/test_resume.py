@@ -1,5 +1,6 @@
 """Which checkpoints a plan may go on from."""
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -53,8 +54,15 @@ def test_the_newest_valid_one(tmp_path: Path) -> None:
 
 def test_another_experiment_is_refused(tmp_path: Path) -> None:
     saved(tmp_path, finetune_runs.tiny_plan())
-    with pytest.raises(ToolkitError, match="belongs to another experiment"):
-        resume.find(finetune_runs.tiny_plan(learning_rate=1.0), tmp_path)
+    other = finetune_runs.tiny_plan(learning_rate=1.0)
+    said = r"checkpoint-10 belongs to another experiment: learning_rate is 0\.003 there and 1\.0 in this plan$"
+    for refuse in (resume.find, resume.require_same_experiment):  # the one loads, the other reads manifests alone
+        with pytest.raises(ToolkitError) as found:
+            refuse(other, tmp_path)  # type: ignore[operator]
+        (problem,) = found.value.problems
+        assert re.search(said, problem.message) and "another --output-dir" in problem.remedy
+    resume.require_same_experiment(other, tmp_path / "elsewhere")
+    resume.require_same_experiment(finetune_runs.tiny_plan(), tmp_path)
 
 
 def test_another_global_batch_is_another_experiment(tmp_path: Path) -> None:

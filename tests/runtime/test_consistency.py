@@ -120,7 +120,7 @@ def test_the_plan_beside_it_is_of_another_experiment(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(plans.dump(finetune_runs.tiny_plan(learning_rate=1.0)))
     assert told(tmp_path) == [("plan.json", "contract")]
     done = CliRunner().invoke(command, ["verify", str(tmp_path)])
-    assert done.exit_code == 0 and "plan.json beside it has" in done.output
+    assert done.exit_code == 0 and "learning_rate is 0.003 there and 1.0 here" in done.output
 
 
 def test_what_others_have_committed_is_said_to_be_so(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 from toolkit import plan as plans
 from toolkit.errors import ToolkitError
 from toolkit.plan import Plan
-from toolkit.recipe import contract_sha256, sequences_per_step
-from toolkit.runtime import manifest, skipped
+from toolkit.recipe import sequences_per_step
+from toolkit.runtime import experiment, manifest, skipped
 from toolkit.runtime.checkpoint import NAME
 from toolkit.runtime.manifest import Damage, Manifest
 from toolkit.runtime.structure import RANDOM, ZERO
@@ -83,8 +83,8 @@ def _plan(path: Path, known: Manifest) -> list[Damage]:
     plan = _beside(path)
     if plan is None or not known.contract_sha256:
         return []
-    if (own := contract_sha256(plan.contract)) != known.contract_sha256:
-        said = f"saved under contract {known.contract_sha256[:12]}, plan.json beside it has {own[:12]}: a start refuses"
+    if said := experiment.told(manifest.flat(known), plan.contract):
+        said = f"another experiment, which a start refuses to go on with: {said.replace('in this plan', 'here')}"
         return [Damage("plan.json", "contract", said)]
     found = []
     batch = plan.contract.global_batch_size

@@ -12,8 +12,8 @@ import datetime
 import hashlib
 import os
 from collections.abc import Iterable
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any
 
 import msgspec
 
@@ -25,10 +25,13 @@ AXES = ("tp", "pp", "cp", "ep", "etp", "dp")
 CHUNK_BYTES = 8 * 2**20  # of one read: large enough for parallel file systems, small enough for many threads
 
 
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
 class FileEntry(msgspec.Struct, frozen=True):
     """One file: its size and the SHA-256 of its content."""
 
-    bytes: int
+    bytes: Count
     sha256: str
 
 
@@ -45,13 +48,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """All that a later start must know before it reads a tensor."""
 
     schema: int = SCHEMA
-    step: int  # optimizer steps done
+    step: Count  # optimizer steps done
     tokens: int = 0  # seen so far
     samples_seen: int = 0
     data: DataPosition | None = None
     learning_rate: float | None = None  # of the last step
     wandb_run_id: str = ""
     contract_sha256: str = ""
+    contract: dict[str, Any] = {}  # its settings; of manifests of before only the fingerprint is known
     framework: str = ""  # ddp | fsdp | deepspeed | megatron
     zero_stage: int = 0
     world_size: int = 1
@@ -70,6 +74,10 @@ class _Schema(msgspec.Struct):
 
 class OfAnotherVersion(ToolkitError):
     """A manifest that another version of this toolkit wrote: nothing is known of it, so nothing is wrong with it."""
+
+
+class NoManifest(ToolkitError):
+    """What stands there is not what :func:`encode` wrote."""
 
 
 class Damage(msgspec.Struct, frozen=True):
@@ -108,18 +116,31 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(content: bytes, where: str | Path) -> Manifest:
-    """Read it back; raises ToolkitError for what is no manifest, or one of a later schema."""
+    """Read it back; raises NoManifest for what is none, OfAnotherVersion for another schema.
+
+    A name that leads out of the checkpoint is of no save: who copies its files would write there.
+    """
     try:
         schema = msgspec.json.decode(content, type=_Schema).schema
         if schema != SCHEMA:
             raise OfAnotherVersion(
                 f"{where} has schema {schema}, this toolkit reads {SCHEMA}", remedy="use a newer one"
             )
-        return msgspec.json.decode(content, type=Manifest)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ToolkitError(
+        found = msgspec.json.decode(content, type=Manifest)
+        for name in found.files:
+            if not _is_inside(name):
+                raise ValueError(f"it names {name!r}, which is no file of a checkpoint")
+        return found
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise NoManifest(
             f"{where} is no manifest: {error}", remedy="toolkit ckpt verify names what is damaged"
         ) from error
+
+
+def _is_inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    plain = path.as_posix() == name and not path.is_absolute() and path.parts != () and "\0" not in name
+    return plain and ".." not in path.parts and name != MANIFEST
 
 
 def read(checkpoint: str | Path) -> Manifest:

@@ -11,12 +11,12 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from toolkit.errors import ToolkitError
-from toolkit.runtime import checkpoint, lease, storage, sums, telemetry, together
+from toolkit.errors import ToolkitError, reason
+from toolkit.runtime import checkpoint, lease, manifest, storage, sums, telemetry, together
 from toolkit.runtime.together import Group
 
 
@@ -106,11 +106,15 @@ class Saver:
         checkpoint.commit(path, known, self.group, self._require)
         if self.durable:
             self._upload(path)
-        sums.on_first(self._prune, self.group, self.directory)
+        sums.on_first(lambda: self._prune(path), self.group, self.directory)
 
-    def _prune(self) -> None:
+    def _prune(self, path: Path) -> None:
+        """What cannot be deleted costs room, and not the run: on NFS what somebody still reads keeps its folder."""
         self._require()
-        checkpoint.prune(self.directory, self.keep, self.keep_every)
+        try:
+            checkpoint.prune(self.directory, self.keep, self.keep_every, manifest.read(path).step)
+        except OSError as error:
+            print(f"note: cannot delete {error.filename or self.directory}: {reason(error)}", file=sys.stderr)
 
     def _upload(self, path: Path) -> None:
         """Storage that is not there for a while must not end the run: the next checkpoint makes up for it."""
@@ -125,11 +129,14 @@ class Saver:
                 print(f"note: {error.problems[0].message}; it is tried again with the next one", file=sys.stderr)
 
 
-def start_from_durable(directory: str | Path, url: str, group: Group) -> str | None:
+def start_from_durable(
+    directory: str | Path, url: str, group: Group, require: Callable[[dict[str, Any], str], None] | None = None
+) -> str | None:
     """Where a run has no valid checkpoint of its own, fetch the newest valid one of its durable storage.
 
     One that turns out to be damaged on its way is passed over. Every rank calls it; returns the name of what was
-    fetched, None where there is nothing. Raises ToolkitError on all where the storage cannot be read.
+    fetched, None where there is nothing. Raises ToolkitError on all where the storage cannot be read, and where
+    ``require`` does so, which is called on rank 0 with the facts of the newest one and its URL before it is fetched.
     """
     if not url or checkpoint.newest_valid(directory, group, deep=False) is not None:
         return None
@@ -138,6 +145,8 @@ def start_from_durable(directory: str | Path, url: str, group: Group) -> str | N
     def look() -> None:
         base = url.rstrip("/")
         found.extend(name for name in reversed(storage.names(url)) if not storage.damage(f"{base}/{name}"))
+        if found and require is not None:
+            require(manifest.flat(storage.read(f"{base}/{found[0]}")), f"{base}/{found[0]}")
 
     sums.on_first(look, group, Path(url))
     for name in group.share(found)[0]:
