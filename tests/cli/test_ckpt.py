@@ -56,15 +56,19 @@ def test_latest_picks_tells_and_writes(cut: Path) -> None:
     assert json.loads(call("latest", cut, "--json").output)["pointer"]["holds"] == "global_step400"
 
 
+def test_verify_of_one_checkpoint_sends_to_the_run_for_another(cut: Path) -> None:
+    with pytest.raises(ToolkitError) as told:
+        CliRunner().invoke(command, ["verify", f"{cut}/global_step420/"], catch_exceptions=False)
+    assert f"toolkit ckpt latest {cut} tells" in str(told.value)
+
+
 def test_prune_never_takes_the_newest_valid_one(cut: Path) -> None:
     deepspeed(cut / "global_step380")
-    assert json.loads(call("prune", cut, "--keep-last", 1, "--dry-run", "--json").output)["deleted"] == [
-        "global_step380"
-    ]
+    assert json.loads(call("prune", cut, "--keep", 1, "--dry-run", "--json").output)["deleted"] == ["global_step380"]
     assert (cut / "global_step380").exists()
-    assert call("prune", cut, "--keep-last", 1).output == "deleted global_step380\n"
+    assert call("prune", cut, "--keep", 1).output == "deleted global_step380\n"
     for _ in range(2):
-        assert call("prune", cut, "--keep-last", 1, "--broken").output == "nothing to delete\n"
+        assert call("prune", cut, "--keep", 1, "--broken").output == "nothing to delete\n"
     assert sorted(path.name for path in cut.iterdir()) == ["global_step400", "global_step420"]
 
 
@@ -73,7 +77,7 @@ def test_prune_keeps_what_a_pointer_names_and_deletes_older_broken_ones_when_ask
         deepspeed(tmp_path / f"global_step{step}")
     (tmp_path / "global_step2" / "mp_rank_00_model_states.pt").unlink()
     (tmp_path / "latest").write_text("global_step1")
-    done = json.loads(call("prune", tmp_path, "--keep-last", 1, "--broken", "--json").output)
+    done = json.loads(call("prune", tmp_path, "--keep", 1, "--broken", "--json").output)
     assert done["deleted"] == ["global_step3", "global_step2"]
     assert done["kept"] == ["global_step1", "global_step4"]
 
@@ -81,13 +85,13 @@ def test_prune_keeps_what_a_pointer_names_and_deletes_older_broken_ones_when_ask
 def test_the_same_step_twice_and_keep_one_leaves_one(tmp_path: Path) -> None:
     """The last step is a save interval too: 1000 % 100 == 0."""
     run_of(tmp_path, *range(100, 1001, 100), 1000)
-    assert call("prune", tmp_path, "--keep-last", 1).exit_code == 0
+    assert call("prune", tmp_path, "--keep", 1).exit_code == 0
     assert [path.name for path in checkpoint.complete(tmp_path)] == ["checkpoint-1000"]
 
 
 def test_keep_every(tmp_path: Path) -> None:
     run_of(tmp_path, *range(100, 1100, 100))
-    call("prune", tmp_path, "--keep-last", 2, "--keep-every", 500)
+    call("prune", tmp_path, "--keep", 2, "--keep-every", 500)
     assert [path.name for path in checkpoint.complete(tmp_path)] == [
         "checkpoint-500",
         "checkpoint-900",
@@ -146,7 +150,7 @@ def test_a_checkpoint_of_a_newer_version_is_not_used_and_not_deleted(content: st
     (run / "checkpoint-1" / "manifest.json").write_text(content)
     shown = json.loads(call("list", run, "--json").stdout)["checkpoints"][0]
     assert not shown["valid"] and [each["kind"] for each in shown["damage"]] == ["later"]
-    told = call("prune", run, "--broken", "--keep-last", "1").stdout
+    told = call("prune", run, "--broken", "--keep", "1").stdout
     assert "kept checkpoint-1: it is of another version" in told and "deleted checkpoint-2" in told
     assert (run / "checkpoint-1").is_dir()
 

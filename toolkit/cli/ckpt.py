@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import shlex
 from typing import Any
 
 import click
@@ -39,7 +40,7 @@ def command() -> None:
     toolkit ckpt list run/
     toolkit ckpt verify run/checkpoint-400
     toolkit ckpt latest run/ --write
-    toolkit ckpt prune run/ --keep-last 3 --keep-every 1000
+    toolkit ckpt prune run/ --keep 3 --keep-every 1000
     """
 
 
@@ -47,13 +48,25 @@ def command() -> None:
 @where
 @as_json
 def list_command(directory: str, as_json: bool) -> None:
-    """List the checkpoints below DIR, oldest first; sizes and formats are looked at, sums are not taken."""
+    """List the checkpoints below DIR, oldest first; sizes and formats are looked at, sums are not taken.
+
+    Exit code 1 where there are some and none is valid: a run would begin at its first step again.
+    """
     directory, found = look(directory)
     rows = [row(each, deep=False) for each in found]
     newest = next((each["name"] for each in reversed(rows) if each["valid"]), None)
     if as_json:
         click.echo(json.dumps({"checkpoints": rows, "newest_valid": newest}, indent=2))
-        return
+    else:
+        _list(directory, found, rows, newest)
+    if rows and newest is None:
+        raise NoFeasiblePlan(
+            f"none of the {len(rows)} checkpoints in {directory} is valid",
+            remedy=f"toolkit ckpt verify {shlex.quote(directory)} names what is damaged",
+        )
+
+
+def _list(directory: str, found: list[Any], rows: list[dict[str, Any]], newest: str | None) -> None:
     for shown in rows:
         first = next((each for each in shown["damage"] if each["fatal"]), None)
         more = sum(each["fatal"] for each in shown["damage"]) - 1
@@ -62,9 +75,7 @@ def list_command(directory: str, as_json: bool) -> None:
         click.echo(f"{shown['name']:<20} {shown['kind']:<12} {shown['size']:>10}  {state}")
     if not rows:
         click.echo(f"no checkpoints in {directory}")
-    elif newest is None:
-        click.echo("none of them is valid")
-    else:
+    elif newest is not None:
         click.echo(f"newest valid: {newest}")
         names = [each["name"] for each in rows]
         broken = names[names.index(newest) + 1 :]
@@ -111,8 +122,14 @@ def verify_command(directory: str, quick: bool, ranks_per_node: int, as_json: bo
     if broken:
         raise NoFeasiblePlan(
             f"{len(broken)} of {len(rows)} broken: {', '.join(broken)}",
-            remedy=f"toolkit ckpt latest {directory} tells which one to go on from",
+            remedy=f"toolkit ckpt latest {_run_of(directory, found)} tells which one to go on from",
         )
+
+
+def _run_of(directory: str, found: list[Any]) -> str:
+    """Where the others of the run lie, also where one checkpoint was given."""
+    alone = len(found) == 1 and str(found[0].path) == directory.rstrip("/")
+    return directory.rstrip("/").rpartition("/")[0] or "." if alone else directory
 
 
 @command.command("latest")

@@ -151,7 +151,7 @@ def require_sound(path: Path, group: Group = ALONE) -> bool:
     if fatal := [each for each in damage if each.fatal]:
         raise ToolkitError(
             f"{path} is damaged: {'; '.join(f'{each.file} is {each.kind} ({each.text})' for each in fatal)}",
-            remedy="choose an older checkpoint: toolkit ckpt list shows them",
+            remedy=f"choose another: toolkit ckpt latest {path.parent} names the newest whole one",
         )
     return bool(known)
 
