@@ -17,6 +17,8 @@ from recipes.ranks import everywhere, shared
 from toolkit.errors import ToolkitError
 from toolkit.plan import Plan
 from toolkit.runtime import checkpoint, experiment, reshard, skipped
+from toolkit.runtime.manifest import Manifest
+from toolkit.runtime.saver import start_from_durable
 from toolkit.runtime.together import ALONE, Group
 
 CONVERTED = {reshard.UNIVERSAL: "universal", reshard.REWRITTEN: "rewritten"}  # folders of the run for other forms
@@ -79,22 +81,50 @@ def newest(plan: Plan, folder: Path) -> str | None:
     return path.name
 
 
-def find(plan: Plan, folder: Path, group: Group = ALONE) -> Start | None:
+def find(plan: Plan, folder: Path, group: Group = ALONE, durable: str = "") -> Start | None:
     """The newest valid checkpoint, in the form that this plan's framework and ranks can load; all ranks call it.
 
-    Torn ones are set aside before. Raises ToolkitError on every rank for one that this plan cannot continue
+    Torn and damaged ones are set aside before, and a newer one is fetched from ``durable`` storage, if there is one.
+    Raises ToolkitError on every rank for one that this plan cannot continue
     (:func:`toolkit.runtime.reshard.route`), and where a machine does not see what rank 0 sees.
     """
-    torn = checkpoint.set_aside_incomplete(folder) if group.rank == 0 else []
+    aside = shared(lambda: _tidied(folder, lambda: checkpoint.set_aside_incomplete(folder)), group)
     everywhere(lambda: _discard_others(folder, group.rank), group)
-    path = checkpoint.newest_valid(folder, group)
+    path, damaged = checkpoint.choose(folder, group)
+    aside += shared(lambda: _tidied(folder, lambda: checkpoint.set_aside(folder, damaged)), group)
+    path = _newer_copy(plan, folder, group, durable, path) or path
     if group.rank == 0:
-        _tell_passed_over(folder, torn, path)
+        _tell_passed_over(folder, aside, path)
     if path is None:
         return None
     start = shared(lambda: _start(plan, folder, path), group)
     everywhere(lambda: _require_visible(start), group)
     return start
+
+
+def _tidied(folder: Path, action: Callable[[], list[Path]]) -> list[Path]:
+    try:
+        return action()
+    except OSError as error:
+        raise ToolkitError(
+            f"cannot set aside what is not whole in {folder}: {error}", remedy="mend the storage, then start again"
+        ) from error
+
+
+def _newer_copy(plan: Plan, folder: Path, group: Group, durable: str, own: Path | None) -> Path | None:
+    """A checkpoint fetched from durable storage; none that has learnt from what the run leaves out by now."""
+    have = shared(lambda: int(checkpoint.facts(own)["step"]) if own else -1, group)
+
+    def usable(known: Manifest) -> bool:
+        if not (folder / skipped.SKIPPED).exists():
+            return True
+        left_out = tuple(known.more.get(skipped.FACT) or ())
+        return skipped.agree(known.step, left_out, skipped.read(folder).batches)
+
+    name = start_from_durable(folder, durable, group, required(plan), have, usable)
+    if name is not None and group.rank == 0:
+        print(f"note: {name} is fetched from {durable}", flush=True)
+    return folder / name if name else None
 
 
 def _discard_others(folder: Path, rank: int) -> None:
@@ -108,7 +138,8 @@ def _tell_passed_over(folder: Path, torn: list[Path], chosen: Path | None) -> No
     newer = whole[whole.index(chosen) + 1 :] if chosen in whole else whole
     names = [path.name for path in (*newer, *torn)]
     if names:
-        print(f"warning: not whole, and passed over: {', '.join(names)} (toolkit ckpt verify tells why)", flush=True)
+        why = f"toolkit ckpt verify {folder / names[-1]} tells why"
+        print(f"warning: not whole, and passed over: {', '.join(names)} ({why})", flush=True)
     if names and chosen is None:
         print(f"warning: no checkpoint in {folder} is whole: the run begins at its first step again", flush=True)
 

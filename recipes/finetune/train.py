@@ -27,7 +27,7 @@ from toolkit.errors import Problems, ToolkitError
 from toolkit.plan import Plan
 from toolkit.recipe import planned_steps, warmup_steps
 from toolkit.runtime import checkpoint, durable, together
-from toolkit.runtime.saver import Saver, start_from_durable
+from toolkit.runtime.saver import Saver
 from toolkit.runtime.signals import StopRequest, stopped_exit_code
 from toolkit.runtime.telemetry import STEPS, Telemetry, read_steps, run_record
 
@@ -123,8 +123,7 @@ def _train(
     option_table.require_reachable(options, total)
     last = training.max_steps = min(total, options.max_steps) if options.max_steps > 0 else total
     everybody = together.group()
-    start_from_durable(folder, options.durable, everybody, resume.required(plan))
-    start = resume.find(plan, folder, everybody)
+    start = resume.find(plan, folder, everybody, options.durable)
     if start:
         ranks.everywhere(lambda: material.require_same(plan, folder, start), everybody)
     if start and start.step >= last < total:

@@ -25,7 +25,6 @@ from recipes.pretrain.model import Built
 from toolkit.errors import ToolkitError
 from toolkit.plan import Plan
 from toolkit.runtime import reshard, together
-from toolkit.runtime.saver import start_from_durable
 
 
 def write(plan: Plan, target: Path, built: Built, step: int, background: bool = False) -> Any:
@@ -61,8 +60,7 @@ def whole_parameters(built: Built) -> None:
 def resume(plan: Plan, folder: Path, built: Built, data_sha256: str, durable: str = "") -> runs.Start | None:
     """Load the newest valid checkpoint of this experiment, whatever its degrees, if any. All ranks call it."""
     group = together.group()
-    start_from_durable(folder, durable, group, runs.required(plan))
-    start = runs.find(plan, folder, group)
+    start = runs.find(plan, folder, group, durable)
     if start is None:
         return None
     ranks.everywhere(lambda: _require_data(plan, start, data_sha256), group)

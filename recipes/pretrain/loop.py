@@ -173,7 +173,7 @@ def train(
             options.watchdog.enter("going back", step)
             saves.close()
             back.go_back()
-            again = checkpoints.resume(plan, folder, built, text.sha256, options.durable)
+            again = checkpoints.resume(plan, folder, built, text.sha256)  # what it left is in durable storage too
             assert again is not None  # it has just been looked at
             step = saves.saver.saved_step = again.step
             continue

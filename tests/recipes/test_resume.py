@@ -38,7 +38,7 @@ def test_what_is_passed_over_is_told(tmp_path: Path, capsys: pytest.CaptureFixtu
         (tmp_path / f"checkpoint-{step}" / "weights").write_bytes(b"124")
     assert resume.find(made, tmp_path) is None
     said = capsys.readouterr().out
-    assert "passed over: checkpoint-5, checkpoint-10 (" in said and "begins at its first step again" in said
+    assert "passed over: incomplete-5, incomplete-10 (" in said and "begins at its first step again" in said
 
 
 def test_the_newest_valid_one(tmp_path: Path) -> None:

@@ -177,3 +177,84 @@ def test_a_url_that_nothing_knows(tmp_path: Path) -> None:
     with pytest.raises(ToolkitError, match="nowhere://x"):
         storage.names("nowhere://x")
     assert start_from_durable(tmp_path, "", ALONE) is None
+
+
+def two_saves(tmp_path: Path) -> tuple[Path, str]:
+    """A run with steps 1 and 2, and their copies."""
+    run, far = tmp_path / "run", f"file://{tmp_path}/far"
+    saver = Saver(run, durable=far, group=ALONE)
+    for step in (1, 2):
+        save(saver, step)
+    saver.close()
+    return run, far
+
+
+def flip(folder: Path) -> None:
+    victim = folder / "part_0" / "state.bin"
+    victim.write_bytes(bytes([victim.read_bytes()[0] ^ 1]) + victim.read_bytes()[1:])
+
+
+def test_a_copy_that_is_newer_than_what_is_whole_here_is_fetched(tmp_path: Path) -> None:
+    """The newest one here is damaged, its copy is not: no step is lost."""
+    run, far = two_saves(tmp_path)
+    flip(run / "checkpoint-2")
+    chosen, damaged = checkpoint.choose(run)
+    assert chosen == run / "checkpoint-1"
+    checkpoint.set_aside(run, damaged)
+    assert start_from_durable(run, far, ALONE, newer_than=1) == "checkpoint-2"
+    assert checkpoint.newest_valid(run) == run / "checkpoint-2" and right(run / "checkpoint-2", 1)
+    assert start_from_durable(run, far, ALONE, newer_than=2) is None
+    shutil.rmtree(run)  # both copies are damaged, in different places
+    flip(tmp_path / "far" / "checkpoint-2")
+    assert start_from_durable(run, far, ALONE) == "checkpoint-1"
+
+
+def test_of_copies_the_course_of_this_run_counts(tmp_path: Path) -> None:
+    """A run that went back must not take up again what it left."""
+    run, far = two_saves(tmp_path)
+    shutil.rmtree(run)
+    assert start_from_durable(run, far, ALONE, usable=lambda known: known.step < 2) == "checkpoint-1"
+
+
+def test_after_going_back_new_copies_are_not_pushed_out_by_what_was_left(tmp_path: Path) -> None:
+    run, far = tmp_path / "run", f"file://{tmp_path}/far"
+    saver = Saver(run, durable=far, group=ALONE)
+    for step in (10, 20, 30):
+        save(saver, step)
+    saver.wait()
+    for step in (20, 30):
+        checkpoint.discard(run / f"checkpoint-{step}")
+    for step in (15, 18):
+        save(saver, step)
+    saver.close()
+    assert storage.names(far)[:2] == ["checkpoint-15", "checkpoint-18"]
+
+
+@pytest.mark.parametrize("newer_than", [-1, 1])
+def test_copies_that_cannot_be_read_are_not_taken_for_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], newer_than: int
+) -> None:
+    """A run would begin at its first step again, since a request was refused; one that has a checkpoint goes on."""
+    from fsspec.implementations.local import LocalFileSystem
+
+    run, far = two_saves(tmp_path)
+
+    def refused(*_: object, **__: object) -> bytes:
+        raise PermissionError("403 Forbidden")
+
+    monkeypatch.setattr(LocalFileSystem, "cat_file", refused)
+    if newer_than < 0:
+        with pytest.raises(ToolkitError, match="403 Forbidden"):
+            start_from_durable(run, far, ALONE)
+    else:
+        assert start_from_durable(run, far, ALONE, newer_than=newer_than) is None
+        assert "403 Forbidden" in capsys.readouterr().err
+
+
+def test_a_copy_cannot_write_outside_of_the_run(tmp_path: Path) -> None:
+    run, far = two_saves(tmp_path)
+    shutil.rmtree(run)
+    place = tmp_path / "far" / "checkpoint-2" / "manifest.json"
+    place.write_text(place.read_text().replace("part_0/state.bin", "../../evil"))
+    assert start_from_durable(run, far, ALONE) == "checkpoint-1"
+    assert not (tmp_path / "evil").exists()

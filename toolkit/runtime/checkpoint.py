@@ -17,10 +17,11 @@ end finds it and leaves at once.
 
 from __future__ import annotations
 
+import os
 import re
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterable
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
@@ -49,7 +50,7 @@ def begin(directory: str | Path, step: int, group: Group = ALONE, require: Calla
     def make() -> None:
         if require is not None:
             require()
-        if path.exists():
+        if os.path.lexists(path):  # a link to nowhere too
             old = path.with_name(f"{path.name}.old")
             if old.exists():
                 discard(old)
@@ -82,7 +83,8 @@ def commit(
     made = manifest.make({"commit_seconds": time.perf_counter() - since} | facts, files)
 
     def write() -> None:
-        for folder in sorted({(path / name).parent for name in files} | {path, path.parent}):
+        inside = {path / folder for name in files for folder in PurePosixPath(name).parents}
+        for folder in sorted({*inside, path, path.parent}):  # also those that hold folders only
             durable.sync_directory(folder)
         if require is not None:
             require()
@@ -125,41 +127,77 @@ def verify(checkpoint: str | Path, group: Group = ALONE, deep: bool = True) -> l
     path = Path(checkpoint)
     try:
         known = manifest.read(path)
+        sizes = {name: each.bytes for name, each in known.files.items()}
+        mine = manifest.damage(path, known, shares.to_hash(sizes, group.hosts)[group.rank], deep)
+        mine += _beside_the_sums(path, known) if group.rank == 0 else []
     except ToolkitError as error:
         kind = "later" if isinstance(error, manifest.OfAnotherVersion) else "unreadable"
-        mine = [Damage(MANIFEST, kind if (path / MANIFEST).exists() else "missing", error.problems[0].message)]
-        return group.share(mine)[0]  # type: ignore[no-any-return]
-    sizes = {name: each.bytes for name, each in known.files.items()}
-    mine = manifest.damage(path, known, shares.to_hash(sizes, group.hosts)[group.rank], deep)
-    if group.rank == 0:
-        try:
-            extra = sorted(set(manifest.file_names(path)) - set(known.files))
-            mine += [Damage(name, "extra", "the manifest does not have it") for name in extra]
-        except OSError as error:
-            mine.append(Damage(Path(error.filename or path).name, "unreadable", error.strerror or str(error)))
-    return sorted((each for part in group.share(mine) for each in part), key=lambda each: each.file)
+        mine = [Damage(MANIFEST, kind if os.path.lexists(path / MANIFEST) else "missing", error.problems[0].message)]
+    found = dict.fromkeys(each for part in group.share(mine) for each in part)  # several may not read the manifest
+    return sorted(found, key=lambda each: each.file)
+
+
+def _beside_the_sums(path: Path, known: Manifest) -> list[Damage]:
+    found = []
+    try:
+        extra = sorted(set(manifest.file_names(path)) - set(known.files))
+        found += [Damage(name, "extra", "the manifest does not have it") for name in extra]
+    except OSError as error:
+        found.append(Damage(Path(error.filename or path).name, "unreadable", error.strerror or str(error)))
+    match = NAME.fullmatch(path.name)
+    if match and int(match[1]) != known.step:
+        found.append(Damage(MANIFEST, "inconsistent", f"it is of step {known.step}, the folder's name of another"))
+    return found
 
 
 def newest_valid(directory: str | Path, group: Group = ALONE, deep: bool = True) -> Path | None:
     """The newest checkpoint whose every file is as its manifest says; None where there is none."""
-    candidates = group.share(complete(directory) if group.rank == 0 else None)[0]
-    for path in reversed(candidates):
-        if not any(each.fatal for each in verify(path, group, deep)):
-            return path  # type: ignore[no-any-return]
-    return None
+    return choose(directory, group, deep)[0]
+
+
+def choose(directory: str | Path, group: Group = ALONE, deep: bool = True) -> tuple[Path | None, list[Path]]:
+    """The newest valid checkpoint, and the newer ones that are damaged, the oldest first; the same on every rank.
+
+    Those that only cannot be read now are passed over too, and are in neither. Raises ToolkitError on every rank where
+    one of them does not see what rank 0 sees: it would go on from another checkpoint than the others.
+    """
+    found: list[Path] = []
+    sums.on_first(lambda: found.extend(complete(directory)), group, Path(directory))
+    damaged: list[Path] = []
+    for path in reversed(group.share(found)[0]):
+        _require_visible(path, group)
+        kinds = {each.kind for each in verify(path, group, deep) if each.fatal}
+        if not kinds:
+            return path, damaged[::-1]
+        if not kinds & {"unreadable", "later"}:
+            damaged.append(path)
+    return None, damaged[::-1]
+
+
+def _require_visible(path: Path, group: Group) -> None:
+    seen = group.share(os.path.lexists(path / MANIFEST))
+    blind = [rank for rank, sees in enumerate(seen) if not sees]
+    if seen[0] and blind:
+        raise ToolkitError(
+            f"rank {blind[0]} on {group.hosts[blind[0]]} does not see {path}, which rank 0 on {group.hosts[0]} sees",
+            remedy="the output directory must be on storage that all nodes share",
+        )
 
 
 def set_aside_incomplete(directory: str | Path) -> list[Path]:
     """What a start does first, on one rank: rename torn checkpoints to ``incomplete-N``; returns these.
 
     So no file of theirs gets into a new ``checkpoint-N``. Half-written pointers are deleted. Of a step that was
-    being saved again, the older checkpoint gets its name back where the newer is not whole.
+    being saved again, the older checkpoint gets its name back where the newer is not whole. What cannot be read now
+    keeps its name: storage may be back at the next start. Raises OfAnotherVersion, and touches nothing, where another
+    version of this toolkit has saved: the run would go on from older ones, and these be deleted in time.
     """
     folder = Path(directory)
+    torn = [path for path in _all(directory) if _is_torn(path)]
     for path in _inside(folder):
         if HALF_WRITTEN.fullmatch(path.name):
             durable.remove(path)
-    moved = [_set_aside(path) for path in _all(directory) if not is_complete(path)]
+    moved = set_aside(folder, torn)
     for old in [path for path in _all(folder) if path.name.endswith(".old")]:
         path = old.with_name(old.name.removesuffix(".old"))
         if path.exists():
@@ -169,25 +207,51 @@ def set_aside_incomplete(directory: str | Path) -> list[Path]:
     return moved
 
 
-def prune(directory: str | Path, keep: int = 2, keep_every: int = 0) -> list[Path]:
+def set_aside(directory: str | Path, doomed: Iterable[Path]) -> list[Path]:
+    """Rename these to ``incomplete-N``, which returns; a pointer to one of them names the newest that stays.
+
+    With what :func:`choose` found damaged, so that it does not count as one of the newest, for which others go.
+    """
+    moved = [_set_aside(path) for path in doomed]
+    pointer = Path(directory) / LATEST
+    if moved and pointer.is_file() and not (pointer.parent / pointer.read_text().strip()).is_dir():
+        stays = complete(directory)
+        if stays:
+            point_to(directory, stays[-1].name)
+        else:
+            durable.remove(pointer)
+    return moved
+
+
+def prune(directory: str | Path, keep: int = 2, keep_every: int = 0, saved: int | None = None) -> list[Path]:
     """Delete what :func:`retention.doomed` gives of the whole checkpoints; returns what went. For one rank to call.
 
-    Torn ones that were set aside go too, once there is a whole one as new as they are.
+    ``saved`` is the step of the last save, where there has been one: what is newer was passed over at the start, since
+    it cannot be read, and neither counts nor goes. Torn ones that were set aside go once there is a whole one as new as
+    they are. Raises OSError for one that cannot be deleted, when all others are.
     """
     whole = {path: manifest.read(path).step for path in complete(directory)}
+    if saved is not None:
+        whole = {path: step for path, step in whole.items() if step <= saved}
     gone = retention.doomed(whole.items(), keep, keep_every)
-    for path in gone:
-        discard(path)
     newest = max(whole.values(), default=-1)
-    for path, step in _named(directory, SET_ASIDE):
-        if step <= newest:
-            durable.remove_tree(path)
+    aside = [path for path, step in _named(directory, SET_ASIDE) if step <= newest]
+    errors = []
+    for path in (*gone, *aside):
+        try:
+            discard(path) if path in whole else durable.remove_tree(path)
+        except OSError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
     return gone
 
 
 def discard(checkpoint: Path) -> None:
     """Delete a checkpoint: its manifest first, so that what is left of it after a kill is not taken for one."""
     durable.remove(checkpoint / MANIFEST)
+    if checkpoint.is_symlink():  # to another disk
+        durable.remove_tree(checkpoint.resolve())
     durable.remove_tree(checkpoint)
 
 
@@ -214,6 +278,18 @@ def _set_aside(path: Path) -> Path:
     return durable.rename(path, target)
 
 
+def _is_torn(path: Path) -> bool:
+    """Whether something is known to be wrong: what nobody can read at this moment may be whole."""
+    try:
+        found = manifest.damage(path, manifest.read(path), deep=False)
+    except manifest.OfAnotherVersion:
+        raise
+    except ToolkitError as error:
+        unread = isinstance(error.__cause__, OSError)
+        return not unread or isinstance(error.__cause__, FileNotFoundError | NotADirectoryError)
+    return any(each.kind != "unreadable" for each in found)
+
+
 def _all(directory: str | Path) -> list[Path]:
     return [path for path, _ in _named(directory, NAME)]
 
@@ -229,7 +305,7 @@ def _inside(folder: Path) -> list[Path]:
     """What a folder holds, nothing where there is none; raises ToolkitError where this user may not look."""
     try:
         return list(folder.iterdir()) if folder.is_dir() else []
-    except PermissionError as error:
+    except OSError as error:
         raise ToolkitError(
-            f"cannot read {folder}: {error.strerror}", remedy="ask for the right to, or give another --output-dir"
+            f"cannot read {folder}: {reason(error)}", remedy="ask for the right to, or give another --output-dir"
         ) from error

@@ -8,8 +8,9 @@ what it is about to do to the observers first, so that tests can stop a process 
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 # Called with the operation's name and path, before it happens.
@@ -23,10 +24,20 @@ def announce(operation: str, path: Path) -> None:
         observer(operation, path)
 
 
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Inside, an error of a write or fsync, which does not tell of which file, gets its name."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
 def create(path: Path, content: bytes) -> None:
     """Write a new file and fsync it; its name is durable only after :func:`sync_directory` of its folder."""
     announce("open", path)
-    with path.open("wb", buffering=0) as file:
+    with naming(path), path.open("wb", buffering=0) as file:
         half = len(content) // 2
         for part in (content[:half], content[half:]):
             announce("write", path)
@@ -42,8 +53,10 @@ def replace(path: Path, content: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         create(temporary, content)
-    except OSError:
-        temporary.unlink(missing_ok=True)  # of a full disk: what was written of it is of no use
+    except OSError as error:
+        error.filename = str(path)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)  # of a full disk: what was written of it is of no use
         raise
     announce("rename", path)
     temporary.replace(path)
@@ -95,12 +108,16 @@ def remove(path: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Delete a folder with all that is in it, in the order of names."""
-    for each in sorted(path.iterdir()):
-        if each.is_dir() and not each.is_symlink():
+    """Delete a folder with all that is in it, in the order of names; of a link the link, a file as it is.
+
+    What somebody else has deleted meanwhile is no error.
+    """
+    if path.is_symlink() or not path.is_dir():
+        announce("unlink", path)
+        path.unlink(missing_ok=True)
+        return
+    with contextlib.suppress(FileNotFoundError):
+        for each in sorted(path.iterdir()):
             remove_tree(each)
-        else:
-            announce("unlink", each)
-            each.unlink()
-    announce("rmdir", path)
-    path.rmdir()
+        announce("rmdir", path)
+        path.rmdir()

@@ -17,6 +17,7 @@ from typing import Any
 
 from toolkit.errors import ToolkitError, reason
 from toolkit.runtime import checkpoint, lease, manifest, storage, sums, telemetry, together
+from toolkit.runtime.manifest import Manifest
 from toolkit.runtime.together import Group
 
 
@@ -122,7 +123,7 @@ class Saver:
             storage.upload(path, self.durable, self.group)
             self._behind = None
             if self.group.rank == 0:
-                storage.prune(self.durable, self.keep, self.keep_every)
+                storage.prune(self.durable, self.keep, self.keep_every, manifest.read(path).step)
         except ToolkitError as error:
             self._behind = path
             if self.group.rank == 0:
@@ -130,31 +131,60 @@ class Saver:
 
 
 def start_from_durable(
-    directory: str | Path, url: str, group: Group, require: Callable[[dict[str, Any], str], None] | None = None
+    directory: str | Path,
+    url: str,
+    group: Group,
+    require: Callable[[dict[str, Any], str], None] | None = None,
+    newer_than: int = -1,
+    usable: Callable[[Manifest], bool] = bool,
 ) -> str | None:
-    """Where a run has no valid checkpoint of its own, fetch the newest valid one of its durable storage.
+    """Fetch the newest valid checkpoint of durable storage, if it is newer than this step; its name, or None.
 
-    One that turns out to be damaged on its way is passed over. Every rank calls it; returns the name of what was
-    fetched, None where there is nothing. Raises ToolkitError on all where the storage cannot be read, and where
-    ``require`` does so, which is called on rank 0 with the facts of the newest one and its URL before it is fetched.
+    ``newer_than`` is the step of the newest that is whole in the run's own folder, ``usable`` tells of a manifest
+    whether this run can go on from there. Damaged ones, also those found out on their way, are passed over. Every rank
+    calls it. Raises ToolkitError on all where ``require`` does so, which is called on rank 0 with the facts of the
+    newest one and its URL before anything is fetched; and where the storage cannot be read and the run has nothing of
+    its own: it would begin anew although there may be something to go on from.
     """
-    if not url or checkpoint.newest_valid(directory, group, deep=False) is not None:
+    if not url:
         return None
     found: list[str] = []
 
     def look() -> None:
-        base = url.rstrip("/")
-        found.extend(name for name in reversed(storage.names(url)) if not storage.damage(f"{base}/{name}"))
-        if found and require is not None:
-            require(manifest.flat(storage.read(f"{base}/{found[0]}")), f"{base}/{found[0]}")
+        try:
+            found.extend(_newer(url, require, newer_than, usable))
+        except storage.Unreachable as error:
+            if newer_than < 0:
+                raise
+            print(f"note: {error.problems[0].message}; going on without it", file=sys.stderr)
 
     sums.on_first(look, group, Path(url))
     for name in group.share(found)[0]:
         try:
-            storage.fetch(url, name, Path(directory), group)
+            return storage.fetch(url, name, Path(directory), group).name
         except ToolkitError as error:
             if group.rank == 0:
                 print(f"note: {error.problems[0].message}", file=sys.stderr)
-        else:
-            return str(name)
     return None
+
+
+def _newer(
+    url: str,
+    require: Callable[[dict[str, Any], str], None] | None,
+    newer_than: int,
+    usable: Callable[[Manifest], bool],
+) -> Iterator[str]:
+    """What could be fetched, the newest first."""
+    for name in reversed(storage.names(url)):
+        target = f"{url.rstrip('/')}/{name}"
+        try:
+            known = storage.read(target)
+        except (storage.NotThere, manifest.NoManifest):
+            continue
+        if require is not None:
+            require(manifest.flat(known), target)
+            require = None
+        if known.step <= newer_than:
+            return
+        if known.step == storage.step_of(name) and usable(known) and not storage.damage(target):
+            yield name

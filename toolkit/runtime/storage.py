@@ -22,6 +22,14 @@ from toolkit.runtime.together import ALONE, Group
 REMEDY = "install what the message names, or give a URL such as s3://bucket/folder or file:///folder"
 
 
+class NotThere(ToolkitError):
+    """No manifest: an upload that was cut off, or a deletion."""
+
+
+class Unreachable(ToolkitError):
+    """The storage has refused, or did not answer: nothing is known of what it holds."""
+
+
 def is_url(text: str) -> bool:
     """Whether this names durable storage and not a local folder."""
     return "://" in text
@@ -89,12 +97,12 @@ def fetch(url: str, name: str, directory: Path, group: Group = ALONE) -> Path:
 
 
 def read(target: str) -> Manifest:
-    """The manifest of a checkpoint in durable storage; raises ToolkitError where there is none."""
+    """The manifest of a checkpoint in durable storage; raises NotThere, NoManifest, OfAnotherVersion, Unreachable."""
     with _opened(target) as (system, root):
         try:
             content = system.cat_file(f"{root}/{MANIFEST}")
         except FileNotFoundError as error:
-            raise ToolkitError(f"{target} has no {MANIFEST}", remedy="toolkit ckpt list shows what is valid") from error
+            raise NotThere(f"{target} has no {MANIFEST}", remedy="toolkit ckpt list shows what is valid") from error
     return manifest.decode(content, f"{target}/{MANIFEST}")
 
 
@@ -105,7 +113,7 @@ def names(url: str) -> list[str]:
             found = [str(each).rstrip("/").rpartition("/")[2] for each in system.ls(root, detail=False)]
         except FileNotFoundError:
             return []
-    return sorted((each for each in found if checkpoint.NAME.fullmatch(each)), key=_step)
+    return sorted((each for each in found if checkpoint.NAME.fullmatch(each)), key=step_of)
 
 
 def damage(target: str, deep: bool = False) -> list[Damage]:
@@ -113,7 +121,8 @@ def damage(target: str, deep: bool = False) -> list[Damage]:
     try:
         known = read(target)
     except ToolkitError as error:
-        kind = "later" if isinstance(error, manifest.OfAnotherVersion) else "missing"
+        kind = "later" if isinstance(error, manifest.OfAnotherVersion) else "unreadable"
+        kind = "missing" if isinstance(error, NotThere) else kind
         return [Damage(MANIFEST, kind, error.problems[0].message)]
     found = []
     with _opened(target) as (system, root):
@@ -143,10 +152,14 @@ def newest(url: str, deep: bool = False) -> str | None:
     return next((name for name in reversed(names(url)) if not damage(f"{base}/{name}", deep)), None)
 
 
-def prune(url: str, keep: int = 2, keep_every: int = 0) -> list[str]:
-    """Delete what need not stay of the valid ones, the manifest first; returns the names. For one rank to call."""
+def prune(url: str, keep: int = 2, keep_every: int = 0, saved: int | None = None) -> list[str]:
+    """Delete what need not stay of the valid ones, the manifest first; returns the names. For one rank to call.
+
+    ``saved`` is the step of the last save, as for :func:`toolkit.runtime.checkpoint.prune`.
+    """
     base = url.rstrip("/")
-    valid = [(name, _step(name)) for name in names(url) if not damage(f"{base}/{name}")]
+    valid = [(name, step_of(name)) for name in names(url) if not damage(f"{base}/{name}")]
+    valid = [(name, step) for name, step in valid if saved is None or step <= saved]
     gone = retention.doomed(valid, keep, keep_every)
     for name in gone:
         discard(f"{base}/{name}")
@@ -185,7 +198,7 @@ def _opened(url: str) -> Iterator[tuple[Any, str]]:
         raise ToolkitError(f"cannot use {url}: {error}", remedy=REMEDY) from error
     except Exception as error:
         name = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
-        raise ToolkitError(
+        raise Unreachable(
             f"{url}: {name}{error}",
             remedy="look whether the storage can be reached, whether the credentials are right, and whether it is full",
         ) from error
@@ -215,5 +228,6 @@ def _parent(path: str) -> str:
     return path.rpartition("/")[0]
 
 
-def _step(name: str) -> int:
+def step_of(name: str) -> int:
+    """The step in a name."""
     return int("".join(each for each in name if each.isdigit()))
