@@ -62,6 +62,9 @@ def test_a_save_under_way_is_no_checkpoint_of_a_run_of_this_toolkit(tmp_path: Pa
     older, newest = found.look(tmp_path)
     assert older.damage() == [] and found.newest_valid([older, newest]) == older
     assert [(each.file, each.kind) for each in newest.damage()] == [("manifest.json", "missing")]
+    assert checkpoint.set_aside_incomplete(tmp_path) == [tmp_path / "incomplete-20"]
+    (aside,) = found.look(tmp_path / "incomplete-20")  # a start names it: whoever asks why is told
+    assert [(each.file, each.kind) for each in aside.damage()] == [("manifest.json", "missing")]
 
 
 def test_after_a_power_cut_the_newest_two_are_empty_and_the_pointer_is_gone(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ class Found(msgspec.Struct, frozen=True):
         found = [each for name in names if (each := soundness.check(self.path, name, deep))]
         told = {each.file for each in found}
         found += [each for each in structure.missing(self.path, names, self.kind) if each.file not in told]
-        if checkpoint.NAME.fullmatch(self.name) and _is_run(self.path.parent):
+        if SET_ASIDE.fullmatch(self.name) or (checkpoint.NAME.fullmatch(self.name) and _is_run(self.path.parent)):
             found.append(Damage(MANIFEST, "missing", "not committed: a save that is under way, or was never finished"))
         if self.kind == "huggingface":
             found += consistency.step_of(self.path)
