@@ -112,6 +112,21 @@ def test_verify_names_files_and_ends_with_one(tmp_path: Path) -> None:
     assert call("latest", tmp_path).stdout == f"{tmp_path}/checkpoint-1\n"
 
 
+def test_a_list_none_of_which_is_valid_ends_with_one(tmp_path: Path) -> None:
+    run_of(tmp_path, 1, 2)
+    assert call("list", tmp_path).exit_code == 0
+    for step in (2, 1):
+        (tmp_path / f"checkpoint-{step}" / "state.bin").write_bytes(b"cut")
+        for words in ((), ("--json",)):
+            done = call("list", tmp_path, *words)
+            assert "checkpoint-1" in done.stdout and "checkpoint-2" in done.stdout
+            if step == 1:
+                assert isinstance(done.exception, ToolkitError) and done.exception.exit_code == 1
+                assert "none of the 2 checkpoints" in str(done.exception) and "ckpt verify" in str(done.exception)
+            else:
+                assert done.exit_code == 0
+
+
 def test_what_is_not_there(tmp_path: Path) -> None:
     assert isinstance(call("latest", tmp_path).exception, ToolkitError)
     assert isinstance(call("list", tmp_path / "nowhere").exception, ToolkitError)

@@ -13,12 +13,12 @@ from toolkit.errors import ToolkitError
 
 @click.command("prune")
 @where
-@click.option("--keep-last", type=click.IntRange(1), default=2, show_default=True, help="Newest valid ones that stay.")
+@click.option("--keep", type=click.IntRange(1), default=2, show_default=True, help="Newest valid ones that stay.")
 @click.option("--keep-every", type=click.IntRange(0), default=0, metavar="STEPS", help="Multiples of it stay for good.")
 @click.option("--broken", is_flag=True, help="Delete broken ones that are older than the newest valid one, too.")
 @click.option("--dry-run", is_flag=True, help="Only tell what would go.")
 @as_json
-def command(directory: str, keep_last: int, keep_every: int, broken: bool, dry_run: bool, as_json: bool) -> None:
+def command(directory: str, keep: int, keep_every: int, broken: bool, dry_run: bool, as_json: bool) -> None:
     """Delete valid checkpoints that need not stay; never the newest valid one, nor the one a pointer names."""
     from toolkit.runtime import found as founds
     from toolkit.runtime import lease, retention, storage
@@ -28,7 +28,7 @@ def command(directory: str, keep_last: int, keep_every: int, broken: bool, dry_r
     states = [(each, not any(damage.fatal for damage in damages[each])) for each in found]
     later = [each.name for each in found if any(damage.kind == "later" for damage in damages[each])]
     valid = [each for each, good in states if good]
-    gone = retention.doomed([(each, each.step) for each in valid], keep_last, keep_every)
+    gone = retention.doomed([(each, each.step) for each in valid], keep, keep_every)
     if not storage.is_url(directory):
         holder = lease.holder(directory)
         if holder and not dry_run:

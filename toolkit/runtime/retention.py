@@ -8,17 +8,17 @@ from typing import TypeVar
 Key = TypeVar("Key")
 
 
-def doomed(steps: Iterable[tuple[Key, int]], keep_last: int = 2, keep_every: int = 0) -> list[Key]:
+def doomed(steps: Iterable[tuple[Key, int]], keep: int = 2, keep_every: int = 0) -> list[Key]:
     """Which of the valid checkpoints can go, oldest first.
 
     Args:
         steps: a key (its path) and the step of each *valid* checkpoint, in any order. A path that comes twice
             counts once: a save at the last step that is also an interval must not push itself out.
-        keep_last: how many of the newest stay, 1 at least; with 2 or more, one that turns out to be damaged
+        keep: how many of the newest stay, 1 at least; with 2 or more, one that turns out to be damaged
             costs one interval and not the run.
         keep_every: those whose step is a multiple of it stay for good; 0: none for that reason.
 
     """
     ordered = sorted(dict(steps).items(), key=lambda pair: pair[1])
-    old = ordered[: -max(1, keep_last)]
+    old = ordered[: -max(1, keep)]
     return [key for key, step in old if keep_every <= 0 or step % keep_every]
