@@ -10,6 +10,7 @@ import pytest
 from toolkit.record import EvaluationRecord, RunRecord, StepRecord
 from toolkit.runtime import durable
 from toolkit.runtime.telemetry import (
+    EVALUATIONS,
     STEPS,
     Telemetry,
     read_evaluations,
@@ -125,3 +126,19 @@ def test_evaluations_are_read_back_and_the_later_one_holds(run: RunRecord, tmp_p
     Telemetry(tmp_path, run).evaluation(EvaluationRecord(step=4, held_out_loss=1.0, tokens=7, seconds=0.1))
     Telemetry(tmp_path, run, rank=1).evaluation(EvaluationRecord(step=9, held_out_loss=9.0, tokens=7, seconds=0.1))
     assert [(each.step, each.held_out_loss) for each in read_evaluations(tmp_path)] == [(0, 3.0), (2, 1.5), (4, 1.0)]
+
+
+@pytest.mark.parametrize("damage", [b"\0" * 40, b'{"step":2,"sec', b'{"step":"2"}', b"[]", b"\xff\xfe", b"{" * 9999])
+def test_a_line_that_is_damaged_keeps_no_run_from_going_on(tmp_path: Path, run: RunRecord, damage: bytes) -> None:
+    """A power cut leaves zeros, a frozen job that thaws a line in the middle of another's: every start reads them."""
+    first = Telemetry(tmp_path, run)
+    for step in (1, 2, 3):
+        first.step(record(step))
+        first.evaluation(EvaluationRecord(step=step, held_out_loss=1.0, tokens=8, seconds=0.1))
+    first.close()
+    for name in (STEPS, EVALUATIONS):
+        lines = (tmp_path / name).read_bytes().split(b"\n")
+        (tmp_path / name).write_bytes(b"\n".join([lines[0], damage, *lines[2:]]))
+    Telemetry(tmp_path, run).step(record(4))
+    assert [step.step for step in read_steps(tmp_path)] == [1, 3, 4]
+    assert [each.step for each in read_evaluations(tmp_path)] == [1, 3]

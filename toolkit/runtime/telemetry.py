@@ -8,15 +8,16 @@ later line of a step is the one that holds (:func:`read_steps`).
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import importlib.metadata
 import os
 import platform
 import time
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 import msgspec
 
@@ -26,6 +27,8 @@ from toolkit.runtime import durable
 
 RUN, STEPS, EVALUATIONS, EVENTS = "run.json", "steps.jsonl", "evaluations.jsonl", "events.jsonl"
 PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "peft", "datasets", "megatron-core", "numpy")
+
+Record = TypeVar("Record", StepRecord, EvaluationRecord, EventRecord)
 
 
 def run_record(name: str, plan: bytes, world_size: int, device: str) -> RunRecord:
@@ -100,9 +103,10 @@ class Telemetry:
         if self._file is None:
             return
         stamped = msgspec.structs.replace(record, restart=self._restart, ended_unix=time.time())
-        self._file.write(msgspec.json.encode(stamped) + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with durable.naming(self._directory / STEPS):
+            self._file.write(msgspec.json.encode(stamped) + b"\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
 
     def evaluation(self, record: EvaluationRecord) -> None:
         """Append one evaluation to ``evaluations.jsonl``, which there is from the first one on."""
@@ -125,7 +129,7 @@ class Telemetry:
         durable.replace(self._directory / RUN, text + b"\n")
 
     def _append(self, name: str, record: msgspec.Struct) -> None:
-        with _open_at_line_end(self._directory / name) as file:
+        with durable.naming(self._directory / name), _open_at_line_end(self._directory / name) as file:
             file.write(msgspec.json.encode(record) + b"\n")
             file.flush()
             os.fsync(file.fileno())
@@ -155,25 +159,29 @@ def read_run(directory: str | Path) -> RunRecord:
 
 
 def read_steps(directory: str | Path) -> list[StepRecord]:
-    """The steps of a run in order; of a repeated step the later line. A torn last line is left out."""
-    lines = (Path(directory) / STEPS).read_bytes().split(b"\n")[:-1]
-    steps = {record.step: record for record in (msgspec.json.decode(line, type=StepRecord) for line in lines)}
+    """The steps of a run in order; of a repeated step the later line. What no start has written is left out."""
+    steps = {record.step: record for record in _lines(Path(directory) / STEPS, StepRecord)}
     return [steps[number] for number in sorted(steps)]
 
 
 def read_evaluations(directory: str | Path) -> list[EvaluationRecord]:
     """The evaluations of a run in order; of a repeated step the later one, none where there has been none."""
     path = Path(directory) / EVALUATIONS
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    found = {record.step: record for record in (msgspec.json.decode(line, type=EvaluationRecord) for line in lines)}
+    found = {record.step: record for record in (_lines(path, EvaluationRecord) if path.exists() else ())}
     return [found[number] for number in sorted(found)]
 
 
 def read_events(directory: str | Path) -> list[EventRecord]:
-    """What happened to a run, in that order; a torn last line is left out."""
+    """What happened to a run, in that order."""
     path = Path(directory) / EVENTS
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    return [msgspec.json.decode(line, type=EventRecord) for line in lines]
+    return list(_lines(path, EventRecord)) if path.exists() else []
+
+
+def _lines(path: Path, kind: type[Record]) -> Iterator[Record]:
+    """The lines that can be read, without a torn last one: a damaged one must not keep a run from going on."""
+    for line in path.read_bytes().split(b"\n")[:-1]:
+        with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):
+            yield msgspec.json.decode(line, type=kind)
 
 
 def wandb_reporting(directory: str | Path, environment: MutableMapping[str, str], rank: int = 0) -> bool:
