@@ -176,3 +176,15 @@ def test_the_folder_of_a_plan_stands_for_its_run(tmp_path: Path) -> None:
     shown = call("list", tmp_path)
     assert "checkpoint-2" in shown.stdout and f"the run in {tmp_path} is {tmp_path / 'run'}" in shown.stderr
     assert call("latest", tmp_path).stdout.splitlines() == [str(tmp_path / "run" / "checkpoint-2")]
+
+
+def test_prune_deletes_no_good_one_for_newer_ones_that_are_damaged(tmp_path: Path) -> None:
+    """Whose sizes are right: a flipped byte shows in the sums only."""
+    for step in (1, 2, 3, 4):
+        path = checkpoint.begin(tmp_path, step)
+        (path / "weights").write_text("right")
+        checkpoint.commit(path, {"step": step})
+    for step in (3, 4):
+        (tmp_path / f"checkpoint-{step}" / "weights").write_text("wrong")
+    assert call("prune", tmp_path, "--keep", 1).output == "deleted checkpoint-1\n"
+    assert call("latest", tmp_path).stdout == f"{tmp_path}/checkpoint-2\n"

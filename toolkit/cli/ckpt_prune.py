@@ -24,7 +24,10 @@ def command(directory: str, keep: int, keep_every: int, broken: bool, dry_run: b
     from toolkit.runtime import lease, retention, storage
 
     directory, found = look(directory)
-    damages = {each: each.damage(deep=False) for each in found}
+    damages, sound = {}, 0
+    for each in reversed(found):  # of those for which others go every byte is read, where that is no download
+        damages[each] = each.damage(deep=sound < keep and not storage.is_url(directory))
+        sound += not any(damage.fatal for damage in damages[each])
     states = [(each, not any(damage.fatal for damage in damages[each])) for each in found]
     later = [each.name for each in found if any(damage.kind == "later" for damage in damages[each])]
     valid = [each for each, good in states if good]
