@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -42,13 +43,16 @@ def command(plan_file: str, **options: Any) -> None:
     """Look whether the nodes of a job are fit for PLAN.json; run it once on each node, at the same time.
 
     Exit code 0: start the training; 76: some nodes are bad, named on stderr, in preflight.json and one a line in
-    preflight.bad of the output directory, which is there for them only; 1: all nodes have the problem; 2: wrong input.
+    preflight.bad of the output directory, which is there for them only; 1: all nodes have the problem; 2: wrong input,
+    also an output directory that no node may write.
 
     \b
     srun --ntasks-per-node=1 toolkit preflight plan.json --rendezvous n1:20042
     toolkit preflight plan.json --nodes 1
     """
     from toolkit.cli.files import read_plan
+    from toolkit.runtime.lease import Lease
+    from toolkit.runtime.preflight import probe
     from toolkit.runtime.preflight.run import run
 
     plan = read_plan(plan_file)
@@ -56,7 +60,10 @@ def command(plan_file: str, **options: Any) -> None:
     request = _request(plan, plan_file, options)
     if node >= request.nodes:
         raise ToolkitError(f"node {node} of {request.nodes} nodes", remedy="nodes are counted from 0")
-    verdict = run(request, node, _host())
+    with contextlib.suppress(OSError):  # the check of the storage tells
+        Lease(request.output_directory).look()  # the files of another run stay as they are
+    with probe.cleaned_up():
+        verdict = run(request, node, _host())
     _tell(verdict, node, options["as_json"])
     sys.stdout.flush()
     sys.stderr.flush()
@@ -127,6 +134,7 @@ def _request(plan: Plan, plan_file: str, options: dict[str, Any]) -> Request:
         files_of_a_checkpoint=100 + 4 * plan.cluster.num_gpus,
         gpus_per_node=gpus,
         accelerator=plan.cluster.accelerator.name,
+        vendor=plan.cluster.accelerator.vendor,
         alone_seconds={size: float(all_reduce_seconds(links, group(links, processes, 1), size)) for size in LADDER},
         pair_seconds={size: float(all_reduce_seconds(links, of_pair, size)) for size in LADDER},
         link=link.name,

@@ -9,9 +9,9 @@ import pytest
 
 from toolkit.cli.preflight import _tell
 from toolkit.runtime import checkpoint
-from toolkit.runtime.preflight import storage
+from toolkit.runtime.preflight import probe, result, storage
 from toolkit.runtime.preflight.request import Request
-from toolkit.runtime.preflight.run import _write, run
+from toolkit.runtime.preflight.run import run
 from toolkit.runtime.preflight.storage import StorageFacts
 from toolkit.runtime.preflight.verdict import Verdict, judge
 
@@ -61,11 +61,11 @@ def test_the_fastest_of_several_writes_counts(tmp_path: Path, monkeypatch: pytes
     held, flush = [0.5, 0.0, 0.0], os.fsync
 
     def slow(descriptor: int) -> None:
-        storage.time.sleep(held.pop(0))
+        probe.time.sleep(held.pop(0))
         flush(descriptor)
 
-    monkeypatch.setattr(storage, "WRITE_BYTES", 2**20)
-    monkeypatch.setattr(storage, "CHUNK", 2**20)
+    monkeypatch.setattr(probe, "WRITE_BYTES", 2**20)
+    monkeypatch.setattr(probe, "CHUNK", 2**20)
     monkeypatch.setattr(os, "fsync", slow)
     measured = storage.facts(request(1.0, 1.0, tmp_path), 0)
     assert held == [] and not measured.error
@@ -120,7 +120,7 @@ def test_a_port_that_another_program_has_is_the_first_nodes_fault(tmp_path: Path
     assert "cannot listen on port" in verdict.troubles[0].message
     assert (tmp_path / "preflight.bad").read_text() == "n1\n"
     fit = Verdict(run_id="next", exit_code=0, bad_nodes=(), nodes=("n1", "n2"), troubles=())
-    _write(asked, fit)
+    result.write(asked, fit)
     assert (tmp_path / "preflight.json").exists() and not (tmp_path / "preflight.bad").exists()
 
 

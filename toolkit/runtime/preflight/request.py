@@ -27,6 +27,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     files_of_a_checkpoint: int = 100
     gpus_per_node: int = 0  # 0: the plan is for processors
     accelerator: str = ""
+    vendor: str = ""
     # seconds that an all-reduce of the key's bytes should take: of one node's GPUs alone, and of two nodes
     alone_seconds: dict[int, float] = {}
     pair_seconds: dict[int, float] = {}

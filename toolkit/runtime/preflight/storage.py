@@ -5,11 +5,11 @@
     seconds of a save = checkpoint / (sum over nodes of measured bytes/s)    all nodes write at the same time
     of a node's share = checkpoint / nodes / measured bytes/s
 
-The speed is the best of ``WRITES`` files of ``WRITE_BYTES``, fsynced, within ``WRITE_SECONDS`` together: what else
-uses the storage at the moment only ever makes a write slower. A node that writes ``SLOW`` times slower than the median
-one is bad only where its share would take much longer than the plan has for a save: a small checkpoint is no reason to
-do without a node. A short write cannot tell what caches and quotas do to a long one. Left out: quotas, which no
-portable call tells.
+The speed is the best of a few durable writes (:mod:`toolkit.runtime.preflight.probe`): what else uses the storage at
+the moment only ever makes a write slower. A node that writes ``SLOW`` times slower than the median one is bad only
+where its share would take much longer than the plan has for a save: a small checkpoint is no reason to do without a
+node. A short write cannot tell what caches and quotas do to a long one. Left out: the room that a quota leaves, which
+no portable call tells. :mod:`toolkit.runtime.preflight.folder` says why a folder cannot be written.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from pathlib import Path
 import msgspec
 
 from toolkit.runtime import checkpoint
+from toolkit.runtime.preflight import probe
+from toolkit.runtime.preflight.folder import ROOM, refusal
 from toolkit.runtime.preflight.request import Request
 from toolkit.runtime.preflight.verdict import Trouble
 from toolkit.units import format_bytes, format_seconds
 
 FOLDER = "preflight"  # inside the output directory
-WRITES, WRITE_BYTES, WRITE_SECONDS, CHUNK = 3, 64 * 2**20, 3.0, 4 * 2**20
 SLOW = 4.0  # times slower than the plan, or than the median node, before it is said
 SHORT_SAVE_SECONDS = 10.0  # whatever the plan has: so long a save may take
 SHARED_SECONDS = 3.0  # an attribute cache may hide a new file for so long
@@ -34,7 +35,7 @@ CLOCK_WARNING, CLOCK_ERROR = 1.0, 30.0
 
 
 class StorageFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """One node's view; ``error`` is what the file system said, if it refused."""
+    """One node's view; ``error`` is what the file system said if it refused, ``kind`` whose matter that is."""
 
     free_bytes: float = 0.0
     free_inodes: int = -1  # -1: the file system has no fixed number
@@ -43,6 +44,8 @@ class StorageFacts(msgspec.Struct, frozen=True, kw_only=True):
     shared: bool = True
     checkpoints: int = 0  # whole ones, of earlier starts
     error: str = ""
+    remedy: str = ""
+    kind: str = ""  # of the folder's refusal
 
 
 def token_file(request: Request) -> Path:
@@ -56,16 +59,18 @@ def facts(request: Request, node: int) -> StorageFacts:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         space = os.statvfs(folder)
-        speed, clock = _write(folder / f"write-{node}-{os.getpid()}")
+        free = 1.0 * space.f_bavail * space.f_frsize
+        speed, clock = probe.measure(folder, node, free)
         return StorageFacts(
-            free_bytes=1.0 * space.f_bavail * space.f_frsize,
+            free_bytes=free,
             free_inodes=space.f_favail if space.f_files else -1,
             bytes_per_second=speed,
             server_clock_seconds=clock,
             checkpoints=len(checkpoint.complete(request.output_directory)),
         )
     except OSError as error:
-        return StorageFacts(error=str(error))
+        told = refusal(error, Path(request.output_directory))
+        return StorageFacts(error=told.text, remedy=told.remedy, kind=told.kind)
 
 
 def sees_first(request: Request) -> bool:
@@ -79,37 +84,9 @@ def sees_first(request: Request) -> bool:
     return True
 
 
-def _write(path: Path) -> tuple[float, float]:
-    """Bytes a second of the fastest write, and the clock of the last."""
-    chunk = os.urandom(CHUNK)  # zeros may be compressed away
-    end, speed, clock = time.perf_counter() + WRITE_SECONDS, 0.0, 0.0
-    for _ in range(WRITES):
-        found, clock = _write_once(path, chunk, end)
-        speed = max(speed, found)
-        if time.perf_counter() > end:
-            break
-    return speed, clock
-
-
-def _write_once(path: Path, chunk: bytes, end: float) -> tuple[float, float]:
-    before, start, written = time.time(), time.perf_counter(), 0
-    try:
-        with path.open("wb", buffering=0) as file:
-            while written < WRITE_BYTES and (not written or time.perf_counter() < end):
-                written += file.write(chunk)
-            os.fsync(file.fileno())
-            seconds, after = time.perf_counter() - start, time.time()
-            changed = os.fstat(file.fileno()).st_mtime
-    finally:
-        path.unlink(missing_ok=True)
-    # the server's clock said `changed` at some moment between `before` and `after`
-    return written / seconds, changed - min(max(changed, before), after)
-
-
 def judge(request: Request, by_node: dict[str, StorageFacts]) -> list[Trouble]:
     """Troubles of the nodes, and of the storage that they share."""
     troubles: list[Trouble] = []
-    space = "delete old runs, give another --output-dir, or keep fewer checkpoints (--keep)"
     apart = [node for node, found in by_node.items() if not found.error and not found.shared]
     nobody = 0 < len(apart) == len(by_node) - 1  # then it is no node's fault; of two it may be the first one's
     text = f"{request.output_directory} is not the folder that the first node writes to"
@@ -120,7 +97,8 @@ def judge(request: Request, by_node: dict[str, StorageFacts]) -> list[Trouble]:
     for node, found in by_node.items():
         problems: list[tuple[str, str, str]] = []
         if found.error:
-            problems.append(("disk", f"cannot write to {request.output_directory}: {found.error}", space))
+            text = f"cannot write to {request.output_directory}: {found.error}"
+            problems.append(("mount" if found.kind == "mount" else "disk", text, found.remedy))
         elif not found.shared and not nobody:
             problems.append(("shared", text, mounts))
         more = max(1, request.keep + 1 - found.checkpoints)
@@ -130,13 +108,18 @@ def judge(request: Request, by_node: dict[str, StorageFacts]) -> list[Trouble]:
             room = f"{format_bytes(found.free_bytes)} free in {request.output_directory}"
             each = "" if more == 1 else f" of {format_bytes(request.checkpoint_bytes)}"
             verb = "needs" if more == 1 else "need"
-            problems.append(("disk", f"{room}, {what}{each} {verb} {format_bytes(needed)}", space))
+            problems.append(("disk", f"{room}, {what}{each} {verb} {format_bytes(needed)}", ROOM))
         if not found.error and 0 <= found.free_inodes < inodes:
             room = f"{found.free_inodes:,} more files can be made in {request.output_directory}"
-            problems.append(("disk", f"{room}, {what} may have {inodes:,}", space))
-        troubles += [Trouble(check=check, nodes=(node,), message=said, remedy=help_) for check, said, help_ in problems]
+            problems.append(("disk", f"{room}, {what} may have {inodes:,}", ROOM))
+        wrong = found.kind == "input"
+        troubles += [
+            Trouble(check=check, nodes=(node,), message=said, remedy=help_, is_input=wrong)
+            for check, said, help_ in problems
+        ]
         troubles += clock_troubles(node, found.server_clock_seconds, "the file server's")
-    return troubles + _speed(request, {node: found for node, found in by_node.items() if not found.error})
+    timed = {node: found for node, found in by_node.items() if not found.error and found.bytes_per_second}
+    return troubles + _speed(request, timed)
 
 
 def clock_troubles(node: str, seconds: float, whose: str) -> list[Trouble]:

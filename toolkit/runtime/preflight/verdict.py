@@ -2,8 +2,8 @@
 
 One trouble names the nodes that it was found on. A trouble of one node among several makes that node bad: another
 one can take its place. What all nodes have is no node's fault (a full file system, a version that the plan was not
-made with): the job must stop and tell, since it would be the same on any other nodes. Broken GPUs are a node's own
-fault however many nodes have them.
+made with, a path that is wrong): the job must stop and tell, since it would be the same on any other nodes. Broken GPUs
+are a node's own fault however many nodes have them.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ from collections import Counter
 
 import msgspec
 
-OK, EVERYWHERE, BAD_NODE = 0, 1, 76  # exit codes; 76 is EX_PROTOCOL of sysexits.h, "remote error"
+OK, EVERYWHERE, INPUT, BAD_NODE = 0, 1, 2, 76  # exit codes; 76 is EX_PROTOCOL of sysexits.h, "remote error"
 OF_A_NODE = ("gpus", "reach")  # checks whose troubles are a node's own, also where all nodes have them
 
 
 class Trouble(msgspec.Struct, frozen=True, kw_only=True):
     """``severity`` is error (the job must not start like this) or warning (it may, and should know)."""
 
-    check: str  # versions | disk | shared | storage | clock | reach | name | gpus | collective
+    check: str  # versions | disk | mount | shared | storage | clock | reach | name | gpus | collective
     nodes: tuple[str, ...]  # empty: of no node in particular, of the job
     message: str
     remedy: str = ""
     severity: str = "error"
+    is_input: bool = False  # where all nodes have it, it is what was asked for that is wrong
 
     def __str__(self) -> str:
         where = f"{', '.join(self.nodes)}: " if self.nodes else ""
@@ -46,23 +47,24 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge(troubles: list[Trouble], nodes: tuple[str, ...]) -> tuple[int, tuple[str, ...]]:
-    """The exit code and the bad nodes."""
+    """The exit code and the bad nodes; of what all nodes have, only wrong input gives code 2."""
     bad: dict[str, None] = {}
-    everywhere = False
+    everywhere: list[Trouble] = []
     by_check: dict[str, set[str]] = {}
     for each in troubles:
         if each.severity == "error":
             by_check.setdefault(each.check, set()).update(each.nodes)
-            everywhere |= not each.nodes
+            everywhere += [] if each.nodes else [each]
     for each in troubles:
         if each.severity != "error" or not each.nodes:
             continue
         if len(by_check[each.check]) == len(nodes) and each.check not in OF_A_NODE:
-            everywhere = True
+            everywhere.append(each)
         else:
             bad |= dict.fromkeys(each.nodes)
     if everywhere:
-        return EVERYWHERE, tuple(name for name in nodes if name in bad)
+        code = INPUT if all(each.is_input for each in everywhere) else EVERYWHERE
+        return code, tuple(name for name in nodes if name in bad)
     return (BAD_NODE if bad else OK), tuple(name for name in nodes if name in bad)
 
 
