@@ -11,7 +11,7 @@ import pytest
 from toolkit.runtime.signals import STOP_FILE, STOPPED, StopRequest, stopped_exit_code
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_is_a_request(number: signal.Signals, tmp_path: Path) -> None:
     before = signal.getsignal(number)
     with StopRequest(tmp_path) as stop:
@@ -20,6 +20,21 @@ def test_a_signal_is_a_request(number: signal.Signals, tmp_path: Path) -> None:
         assert stop.agreed() and stop.agreed()
         assert stop.reason == number.name
     assert signal.getsignal(number) is before
+
+
+def test_under_nohup_a_terminal_that_closes_is_no_request(tmp_path: Path) -> None:
+    """Nor one to a loader's process."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest(tmp_path) as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.agreed()
+            if (child := os.fork()) == 0:
+                os.kill(os.getpid(), signal.SIGHUP)
+                os._exit(7)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_the_file_is_a_request_that_only_rank_0_sees_at_a_step(tmp_path: Path) -> None:

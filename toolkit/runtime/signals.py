@@ -1,9 +1,10 @@
 """Stopping on request: every rank saves at the same step, then leaves with an exit code of its own.
 
-A request is SIGUSR1, SIGTERM or SIGINT to any rank (a scheduler's warning before the time limit, preemption,
-Ctrl-C), or a file named ``STOP`` in the output directory. The file is the way that does not depend
-on a launcher: ``torchrun`` passes on only the signals in ``--signals-to-handle``, and kills its workers
-``--shutdown-timeout`` seconds (30 unless set) after it has passed one on, saved or not.
+A request is SIGUSR1, SIGUSR2, SIGTERM, SIGINT or SIGHUP to any rank (a scheduler's warning before the time limit,
+preemption, Ctrl-C, a terminal that closes, unless ``nohup`` has it ignored), or a file named ``STOP`` in the output
+directory. The file is the way that does not depend on a launcher: ``torchrun`` passes on only the signals in
+``--signals-to-handle``, and kills its workers ``--shutdown-timeout`` seconds (30 unless set) after it has passed one
+on, saved or not.
 
 Signals reach the ranks at different steps. A rank that saved and left alone would leave the others
 waiting in a collective, so the request is agreed on: at the end of each step, evaluation and save all ranks
@@ -39,7 +40,7 @@ from toolkit.runtime.outcome import Presence
 STOPPED = 75
 
 STOP_FILE = "STOP"
-SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LOOK_SECONDS = 1.0  # between looks at the file and at the parent, in the thread
 
 
@@ -74,7 +75,8 @@ class StopRequest:
         os.set_blocking(self._ends[1], False)
         self._wakeup_before = signal.set_wakeup_fd(self._ends[1], warn_on_full_buffer=False)
         for number in SIGNALS:
-            self._before[number] = signal.signal(number, self._handle)
+            if signal.getsignal(number) is not signal.SIG_IGN or number != signal.SIGHUP:
+                self._before[number] = signal.signal(number, self._handle)
         _entered.add(self)
         self._thread = threading.Thread(target=self._listen, args=(self._ends[0],), name="stop-request", daemon=True)
         self._thread.start()
@@ -198,8 +200,9 @@ _entered: weakref.WeakSet[StopRequest] = weakref.WeakSet()
 def _in_a_fork() -> None:
     """A loader's process that is ended by SIGTERM must not look like a request to its parent, whose pipe it shares."""
     for stop in list(_entered):
+        handled = list(stop._before)
         stop._restore()
-        for number in SIGNALS:
+        for number in handled:
             # Ctrl-C reaches all processes of a terminal: the parent decides what becomes of this one
             signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
 
