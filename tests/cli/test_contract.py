@@ -11,7 +11,7 @@ from toolkit.cli.contract import _default_batch
 from toolkit.cli.plan import plan
 from toolkit.cli.request import build
 from toolkit.errors import ToolkitError
-from toolkit.recipe import contract_sha256
+from toolkit.recipe import contract_sha256, planned_steps
 from toolkit.registry.recipes import load_recipe
 
 
@@ -114,3 +114,10 @@ def test_the_rank_of_adapters_is_asked_for_or_told_and_changes_what_is_trained()
     assert needs[1] == pytest.approx(4 * needs[0])
     with pytest.raises(ToolkitError, match="trains no adapters"):
         build(asked | {"method": "full", "lora_rank": 64})
+
+
+def test_tokens_replace_the_steps_of_a_recipe() -> None:
+    assert load_recipe("tiny").contract.total_steps == 60
+    asked = build({"recipe": "tiny", "gpus": "2", "cluster": "local-cpu", "tokens": "245760"})
+    assert planned_steps(asked.contract) == 120 == 245760 / (16 * 128)
+    assert "--tokens 245760 replaces the recipe's 60 steps" in asked.contract_notes

@@ -52,6 +52,9 @@ def contract_of(
         from toolkit.units import parse_tokens
 
         changes["total_tokens"] = float(parse_tokens(options["tokens"]))
+        if base.total_steps:  # they would win
+            changes["total_steps"] = 0
+            said.append(f"--tokens {options['tokens']} replaces the recipe's {base.total_steps} steps")
     if recipe is None:
         length = options.get("sequence_length") or _default_length(model, said)
         changes["sequence_length"] = length
