@@ -6,7 +6,7 @@ dir=$1 nodes=$2 mode=$3
 shift 3
 mount --bind "$dir/hosts" /etc/hosts
 if [ -s "$dir/run/cgroup" ]; then mount --bind "$(cat "$dir/run/cgroup")" /sys/fs/cgroup/freezer; fi
-mount -t tmpfs -o size=4m tmpfs "$dir/small"                # a disk that is full soon, the same on all nodes
+mount -t tmpfs -o size="${SLURM_FIX_SMALL:-4m}" tmpfs "$dir/small"     # a disk that is full soon, the same on all nodes
 if [ "$mode" = netns ]; then
   hostname ctl
   ip link set lo up

@@ -14,6 +14,7 @@ from toolkit.record import StepRecord
 from toolkit.runtime import telemetry
 
 HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 SITE = """
 name = "cpu-nodes"
 accelerator = "cpu"
@@ -52,10 +53,11 @@ def toolkit(folder: Path, *words: object) -> str:
 def site(nodes: int = 2, limit: str = "00:10:00", first: Path | None = None) -> str:
     """A cluster's TOML; its setup command makes this Python the one on PATH, and lets tests order trouble.
 
-    What lies in the folder ``first`` is found before that.
+    The programs are those of this tree, wherever the toolkit was installed from. What lies in the folder ``first`` is
+    found before that Python.
     """
     path = ":".join(str(folder) for folder in (first, Path(sys.executable).parent) if folder)
-    setup = f"export PATH={path}:$PATH PYTHONPATH={HERE / 'saboteur'}"
+    setup = f"export PATH={path}:$PATH PYTHONPATH={HERE / 'saboteur'}:{ROOT}"
     return SITE.format(nodes=nodes, limit=json.dumps(limit), setup=json.dumps(setup))
 
 
@@ -94,8 +96,13 @@ class Run:
         ``check`` is options of the check before each start; its all-reduces import torch, which takes seconds.
         """
         self.cluster, self.folder, self.output = cluster, folder, folder / "out" / "run"
-        words = ("env", f"PREFLIGHT_OPTIONS={check}", "sbatch", "--parsable", *options, "out/train.sbatch", *arguments)
-        self.number = cluster.run(*words, cwd=folder).strip()
+        command = ("sbatch", "--parsable", *options, "out/train.sbatch", *arguments)
+        self._words = ("env", f"PREFLIGHT_OPTIONS={check}", *command)
+        self.submit()
+
+    def submit(self) -> None:
+        """Again too, after a job that is over: it goes on from the newest checkpoint."""
+        self.number = self.cluster.run(*self._words, cwd=self.folder).strip()
         self._looked = 0.0
         self._job = self.job()
 

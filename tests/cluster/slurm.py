@@ -126,7 +126,12 @@ def output(job: dict[str, str]) -> str:
 
 
 def start(
-    nodes: int = 2, gres: str = "gpu:h100:8", partitions: str = "main", mode: str = "auto", watch: int = 0
+    nodes: int = 2,
+    gres: str = "gpu:h100:8",
+    partitions: str = "main",
+    mode: str = "auto",
+    watch: int = 0,
+    small: str = "4m",
 ) -> Cluster:
     """Start a cluster in a new folder under /tmp (the path of a Unix socket has at most 107 characters).
 
@@ -138,6 +143,7 @@ def start(
         "SLURM_FIX_NODES": str(nodes),
         "SLURM_FIX_GRES": gres,
         "SLURM_FIX_PARTITIONS": partitions,
+        "SLURM_FIX_SMALL": small,
         "SLURM_FIX_MODE": os.environ.get("SLURM_FIX_MODE", mode),
         "SLURM_FIX_WATCH": str(watch or os.getpid()),
     }

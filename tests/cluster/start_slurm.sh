@@ -8,6 +8,8 @@
 #                  auto    the first of these that works here (default)
 # SLURM_FIX_NODES (2), SLURM_FIX_CPUS (96), SLURM_FIX_MEM_MB (1000000): what every node claims to have
 # SLURM_FIX_GRES (gpu:h100:8), SLURM_FIX_PARTITIONS (main): fake GPUs by type; partitions besides urgent
+# SLURM_FIX_SMALL (4m): size of DIR/small, a file system of its own
+# SLURM_FIX_SELECT (CR_Core): what jobs share out; SLURM_FIX_CONF: further lines of slurm.conf
 # SLURM_FIX_WATCH  a pid: the cluster is stopped when that process ends, however it ends
 #
 # Written for Slurm 22.05 (Debian 12). Commands run inside with DIR/in-cluster; stop_slurm.sh DIR stops it.
@@ -102,7 +104,8 @@ JobAcctGatherType=jobacct_gather/none
 JobCompType=jobcomp/filetxt
 JobCompLoc=$dir/log/jobcomp.txt
 SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
+SelectTypeParameters=${SLURM_FIX_SELECT:-CR_Core}
+${SLURM_FIX_CONF:-}
 SchedulerType=sched/backfill
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
 EnforcePartLimits=ALL

@@ -31,7 +31,7 @@ def cluster():
     slurm.stop(running)
 
 
-def shell_job(cluster, folder, launcher="torchrun", nodes=2, directives=(), **site):
+def shell_job(cluster, folder, launcher="torchrun", nodes=2, directives=(), gpus=8, **site):
     """The emitted script of a plan of 8 GPUs per node, with a shell script in the place of torchrun or Python."""
     (folder / "bin").mkdir(parents=True)
     for name in ("torchrun", "python3"):
@@ -39,7 +39,7 @@ def shell_job(cluster, folder, launcher="torchrun", nodes=2, directives=(), **si
         (folder / "bin" / name).chmod(0o755)
     (folder / "plan").mkdir()
     (folder / "plan" / "plan.json").write_text("{}")
-    made = msgspec.structs.replace(plans.DGX, nodes=nodes)
+    made = msgspec.structs.replace(plans.DGX, nodes=nodes, gpus_per_node=gpus)
     settings = {"partition": "main", "account": "", "setup_command": f"PATH={folder}/bin:$PATH", "modules": ()} | site
     plan = plans.plan("p", plans.LLAMA_8B, plans.with_site(made, **settings), zero_stage=3)
     text = emitted.batch_script(plan, script.files_of(plan, "plan"), launcher)
@@ -103,6 +103,50 @@ def test_fewer_gpus_than_planned_stop_the_job(cluster, tmp_path):
     assert "not started again" in slurm.output(job)
 
 
+@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+@pytest.mark.parametrize(
+    ("gpus", "site"), [(1, {}), (4, {"gpu_request": "gres"}), (4, {"exclusive": False, "cpus_per_node": 24})], ids=str
+)
+def test_a_plan_for_a_part_of_a_node_starts(cluster, tmp_path, launcher, gpus, site):
+    """With --exclusive a job has all 8 GPUs of its nodes."""
+    lines, said = processes(cluster, shell_job(cluster, tmp_path, launcher, gpus=gpus, **site))
+    assert len(lines) == (2 if launcher == "torchrun" else 2 * gpus), said
+    assert all(f"GPUs {','.join('01234567'[:gpus])} words" in line for line in lines), said
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("--gpus-per-node=8",),
+        ("--gres=gpu:h100:8",),
+        ("--gpus-per-task=1",),
+        ("--gpu-bind=single:1",),
+        ("--gpu-bind=closest",),
+        ("--distribution=cyclic",),
+        ("--ntasks-per-gpu=1",),
+    ],
+    ids=str,
+)
+def test_what_else_a_user_asks_of_the_job(cluster, tmp_path, launcher, asked):
+    """More GPUs than planned, or options that would hide them from the processes, or change the order of the ranks."""
+    lines, said = processes(cluster, shell_job(cluster, tmp_path, launcher, gpus=4, directives=asked))
+    assert len(lines) == (2 if launcher == "torchrun" else 8), said
+    assert all("GPUs 0,1,2,3 words" in line for line in lines), said
+    if launcher == "srun":
+        assert [line.split(" on ")[1].partition(" local")[0] for line in lines] == [
+            f"n{1 + rank // 4}: rank {rank}" for rank in range(8)
+        ], said
+
+
+def test_a_total_of_gpus_that_falls_unequally_is_told(cluster, tmp_path):
+    """--gpus counts over all nodes: Slurm makes 7 and 1 of 8."""
+    number = shell_job(cluster, tmp_path, gpus=4, directives=("--gpus=8",), gpu_request="gres")
+    job = cluster.wait(number)
+    said = slurm.output(job)
+    assert job["JobState"] == "COMPLETED" or "the plan needs 4" in said, said
+
+
 def test_other_nodes_than_planned_stop_the_job(cluster, tmp_path):
     job = cluster.wait(shell_job(cluster, tmp_path, directives=("--nodes=3",)))
     assert job["ExitCode"] == "2:0" and "the job has 3 nodes, the plan needs 2" in slurm.output(job)
@@ -128,3 +172,19 @@ def test_every_launcher_of_a_plan_is_accepted(cluster, tmp_path):
         path = Path(tmp_path / f"{launcher}.sbatch")
         path.write_text(emitted.batch_script(plan, script.files_of(plan, "plan"), launcher))
         assert re.search(r"Job \d+ to start at", cluster.run("sbatch", "--test-only", str(path), cwd=tmp_path))
+
+
+@pytest.mark.parametrize("select", ["CR_Core", "CR_Core_Memory"])
+def test_a_job_has_all_of_the_memory(tmp_path, monkeypatch, select):
+    """Without --mem=0 this Slurm gives 1000 MB for each core, --exclusive or not."""
+    monkeypatch.setenv("SLURM_FIX_SELECT", select)
+    monkeypatch.setenv("SLURM_FIX_CONF", "DefMemPerCPU=1000")
+    small = started()
+    try:
+        for name, given, whole in (("all", "", "2000000M"), ("default", "none", "187.50G")):
+            lines, said = processes(small, number := shell_job(small, tmp_path / name, memory_per_node=given))
+            assert len(lines) == 2, said
+            resources = small.job(number)["TRES"]
+            assert f",mem={whole}," in resources if select == "CR_Core_Memory" else "mem=" not in resources
+    finally:
+        slurm.stop(small)

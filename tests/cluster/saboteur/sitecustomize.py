@@ -2,7 +2,8 @@
 
 ``trouble.json`` in the directory of submission: ``slow`` is seconds that every step of the first start takes more,
 ``raise`` an exception (``error``: type and text) after ``step`` on ``rank``, while it runs on ``node`` (any, if empty);
-``path`` is found first by every Python on ``node``.
+``path`` is found first by every Python on ``node``. ``samples``: each rank appends to ``samples-RANK.jsonl`` there what
+it has read for each step, as digests; that is no trouble.
 """
 
 import json
@@ -29,6 +30,30 @@ def arrange(trouble):
     StopRequest.agreed = troubled
 
 
+def tell_samples(folder):
+    import hashlib
+
+    from recipes.stragglers import OwnSeconds
+    from toolkit.runtime.signals import StopRequest
+
+    reads, agreed, digests = OwnSeconds.reads, StopRequest.agreed, []
+
+    def noted(self, batches):
+        for batch in reads(self, batches):
+            tokens = batch["input_ids" if "input_ids" in batch else "tokens"]
+            digests.append(hashlib.sha256(tokens.cpu().numpy().tobytes()).hexdigest()[:16])
+            yield batch
+
+    def told(self, device="cpu", step=0):
+        if digests:
+            with (folder / f"samples-{self.rank}.jsonl").open("a") as lines:
+                lines.write(json.dumps({"step": step, "samples": digests}) + "\n")
+            digests.clear()
+        return agreed(self, device, step)
+
+    OwnSeconds.reads, StopRequest.agreed = noted, told
+
+
 file = Path(os.environ.get("SLURM_SUBMIT_DIR", "/nowhere")) / "trouble.json"
 if file.exists():
     ordered = json.loads(file.read_text())
@@ -36,3 +61,5 @@ if file.exists():
         sys.path.insert(0, ordered["path"])
     if "RANK" in os.environ:  # a process of the program, not torchrun
         arrange(ordered)
+        if ordered.get("samples"):
+            tell_samples(file.parent)
