@@ -55,7 +55,7 @@ def test_megatron_is_written_from_hugging_face_only(kind: str, sources: dict[str
 def test_no_checkpoint_no_folder_and_what_is_there_already(sources: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "nothing").mkdir()
     assert "none of a checkpoint of DeepSpeed" in refused(tmp_path / "nothing", tmp_path / "x", "--to", "hugging-face")
-    assert "is not a folder" in refused(tmp_path / "no", tmp_path / "x", "--to", "hugging-face")
+    assert "no is not there" in refused(tmp_path / "no", tmp_path / "x", "--to", "hugging-face")
     assert "--force" in refused(sources["deepspeed"], tmp_path / "nothing", "--to", "hugging-face")
     inside = refused(sources["deepspeed"] / "global_step3", tmp_path, "--to", "hugging-face", "--force")
     assert inside.startswith(str(sources["deepspeed"] / "global_step3"))  # no kind of its own, or its own parent

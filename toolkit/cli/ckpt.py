@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from toolkit.cli.ckpt_rows import as_json, loading, look, pointer, row, where
+from toolkit.cli.ckpt_rows import as_json, loading, look, plain, pointer, row, where
 from toolkit.errors import NoFeasiblePlan, ToolkitError
 
 # name: (module, its command); others than these are loaded when they are asked for
@@ -67,7 +67,7 @@ def list_command(directory: str, as_json: bool) -> None:
 
 
 def _list(directory: str, found: list[Any], rows: list[dict[str, Any]], newest: str | None) -> None:
-    for shown in rows:
+    for shown in map(plain, rows):
         first = next((each for each in shown["damage"] if each["fatal"]), None)
         more = sum(each["fatal"] for each in shown["damage"]) - 1
         state = "valid" if first is None else f"broken: {first['file']}: {first['text']}"
@@ -109,7 +109,7 @@ def verify_command(directory: str, quick: bool, ranks_per_node: int, as_json: bo
     if as_json:
         click.echo(json.dumps({"checkpoints": rows}, indent=2))
     else:
-        for shown in rows:
+        for shown in map(plain, rows):
             state = "valid" if shown["valid"] else "broken"
             if not shown["committed"]:
                 state = f"{'looks whole' if shown['valid'] else 'broken'}, not committed by this toolkit"
@@ -118,7 +118,7 @@ def verify_command(directory: str, quick: bool, ranks_per_node: int, as_json: bo
                 click.echo(f"  note       {note}")
             for each in shown["damage"]:
                 click.echo(f"  {each['kind']:<10} {each['file']}: {each['text']}")
-    broken = [each["name"] for each in rows if not each["valid"]]
+    broken = [plain(each)["name"] for each in rows if not each["valid"]]
     if broken:
         raise NoFeasiblePlan(
             f"{len(broken)} of {len(rows)} broken: {', '.join(broken)}",
@@ -146,8 +146,10 @@ def latest_command(directory: str, write: bool, quick: bool, as_json: bool) -> N
         if rows[-1]["valid"]:
             break
     if not rows or not rows[-1]["valid"]:
+        damaged = f"toolkit ckpt verify {shlex.quote(directory)} names what is damaged"
         raise NoFeasiblePlan(
-            f"no valid checkpoint in {directory}", remedy=f"toolkit ckpt verify {directory} names what is damaged"
+            f"no valid checkpoint in {directory}" if rows else f"no checkpoints in {directory}",
+            remedy=damaged if rows else "give a run's output directory, or one checkpoint",
         )
     chosen = found[len(found) - len(rows)]
     advice = pointer(directory, chosen, [each["name"] for each in rows[:-1]], write)
@@ -156,7 +158,7 @@ def latest_command(directory: str, write: bool, quick: bool, as_json: bool) -> N
         click.echo(json.dumps(answer | {"passed_over": rows[:-1], "pointer": advice}, indent=2))
         return
     click.echo(str(chosen.path))
-    for passed in rows[:-1]:
+    for passed in map(plain, rows[:-1]):
         first = next(each for each in passed["damage"] if each["fatal"])
         click.echo(f"passed over {passed['name']}: {first['kind']} {first['file']}: {first['text']}", err=True)
     for line in advice["text"]:

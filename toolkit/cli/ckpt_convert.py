@@ -12,17 +12,11 @@ from typing import Any
 
 import click
 
+from toolkit.cli import ckpt_places
+from toolkit.cli.ckpt_places import KINDS
 from toolkit.errors import ToolkitError
 
 UNIVERSAL, HUGGING_FACE, MEGATRON = "deepspeed-universal", "hugging-face", "megatron"
-KINDS = {
-    "deepspeed": "a checkpoint of DeepSpeed",
-    "universal": "a universal checkpoint of DeepSpeed",
-    "megatron": "a distributed checkpoint of megatron-core",
-    "fsdp": "a sharded checkpoint of FSDP",
-    "adapters": "a folder of adapters",
-    "hugging-face": "a Hugging Face folder, or a checkpoint of DDP",
-}
 REFUSED = {
     (UNIVERSAL, "universal"): ("it is one already", "load it as it is"),
     (UNIVERSAL, "megatron"): (
@@ -38,8 +32,8 @@ TWO_STEPS = "convert it --to hugging-face first, and what that writes --to megat
 
 
 @click.command("convert")
-@click.argument("source", metavar="SRC", type=click.Path(path_type=Path))
-@click.argument("target", metavar="DST", type=click.Path(path_type=Path))
+@click.argument("source_name", metavar="SRC")
+@click.argument("target_name", metavar="DST")
 @click.option("--to", "form", type=click.Choice([UNIVERSAL, HUGGING_FACE, MEGATRON]), required=True)
 @click.option(
     "--dtype",
@@ -56,7 +50,7 @@ TWO_STEPS = "convert it --to hugging-face first, and what that writes --to megat
 )
 @click.option("--force", is_flag=True, help="Replace DST.")
 def command(
-    source: Path, target: Path, form: str, dtype: str | None, workers: int, ranks_per_node: int, force: bool
+    source_name: str, target_name: str, form: str, dtype: str | None, workers: int, ranks_per_node: int, force: bool
 ) -> None:
     """Write the checkpoint SRC in another form to DST.
 
@@ -68,7 +62,7 @@ def command(
     toolkit ckpt convert run/checkpoint-500 model --to hugging-face
     toolkit ckpt convert run/checkpoint-500 universal-500 --to deepspeed-universal
     """
-    kind = _kind(source)
+    source, target, kind = ckpt_places.of_conversion(source_name, target_name)
     _refuse(source, kind, form)
     if target.exists() and not force:
         raise ToolkitError(f"{target} exists", remedy="give another DST, or --force")
@@ -100,22 +94,6 @@ def command(
         raise _unwritable(target, error) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def _kind(source: Path) -> str:
-    from toolkit.runtime.weights import kind_of
-
-    if not source.is_dir():
-        raise ToolkitError(
-            f"{source} is not a folder", remedy="give the checkpoint-N of a run, or a Hugging Face folder"
-        )
-    kind = kind_of(source)
-    if not kind:
-        raise ToolkitError(
-            f"{source} is no checkpoint that can be converted: none of {', '.join(KINDS.values())}",
-            remedy="toolkit ckpt list DIR shows the checkpoints of a run",
-        )
-    return kind
 
 
 def _refuse(source: Path, kind: str, form: str) -> None:

@@ -20,10 +20,12 @@ from toolkit.errors import ToolkitError
 @as_json
 def command(directory: str, keep: int, keep_every: int, broken: bool, dry_run: bool, as_json: bool) -> None:
     """Delete valid checkpoints that need not stay; never the newest valid one, nor the one a pointer names."""
+    from toolkit.runtime import folders, lease, retention, storage
     from toolkit.runtime import found as founds
-    from toolkit.runtime import lease, retention, storage
 
     directory, found = look(directory)
+    if not found:
+        raise ToolkitError(f"no checkpoints in {directory}", remedy="give a run's output directory, or one checkpoint")
     damages, sound = {}, 0
     for each in reversed(found):  # of those for which others go every byte is read, where that is no download
         damages[each] = each.damage(deep=sound < keep and not storage.is_url(directory))
@@ -50,7 +52,7 @@ def command(directory: str, keep: int, keep_every: int, broken: bool, dry_run: b
         click.echo(json.dumps({"deleted": names, "kept": stay, "dry_run": dry_run}, indent=2))
         return
     for name in names:
-        click.echo(f"{'would delete' if dry_run else 'deleted'} {name}")
+        click.echo(f"{'would delete' if dry_run else 'deleted'} {folders.shown(name)}")
     for name in later:
         click.echo(f"kept {name}: it is of another version of this toolkit")
     if not names:

@@ -42,12 +42,11 @@ class Remote:
 def look(directory: str) -> tuple[str, list[Any]]:
     """The checkpoints of a folder or URL, the oldest first, and where they are: also ``run`` in a plan's folder."""
     from toolkit.cli.files import inside
-    from toolkit.runtime import found, storage
+    from toolkit.runtime import folders, found, storage
 
-    if not directory:
-        raise ToolkitError("the directory has an empty name", remedy="name one, or . for this one")
     if storage.is_url(directory):
         return directory, [Remote(directory, name) for name in storage.names(directory)]
+    folders.require(directory)
     there = found.look(Path(directory))
     if not there and (run := inside(directory)) is not None:
         return str(run), list(found.look(run))
@@ -87,6 +86,14 @@ def row(found: Found | Remote, deep: bool) -> dict[str, Any]:
     }
 
 
+def plain(row: dict[str, Any]) -> dict[str, Any]:
+    """The same for a terminal, each name on one line whatever characters it has."""
+    from toolkit.runtime.folders import shown
+
+    damage = [each | {"file": shown(each["file"]), "text": shown(each["text"])} for each in row["damage"]]
+    return row | {"name": shown(row["name"]), "damage": damage}
+
+
 def loading(found: Found | Remote, ranks_per_node: int) -> dict[str, Any]:
     """What it takes to load the shards of DeepSpeed's optimizer on another number of ranks (M25)."""
     from toolkit.estimate.loading import OPTIMIZER_BYTES, elastic_loading_bytes
@@ -110,11 +117,23 @@ def loading(found: Found | Remote, ranks_per_node: int) -> dict[str, Any]:
     return {"notes": [text], "optimizer_bytes": total, "elastic_bytes_per_node": node}
 
 
+def _write(file: Path, wanted: str) -> None:
+    from toolkit.errors import reason
+    from toolkit.runtime import durable
+
+    try:
+        durable.replace(file, f"{wanted}\n".encode())
+    except OSError as error:
+        raise ToolkitError(
+            f"cannot write {file}: {reason(error)}", remedy="ask for the right to write there, or write it as its owner"
+        ) from error
+
+
 def pointer(directory: str, chosen: Any, broken: list[str], write: bool) -> dict[str, Any]:
     """Whether the framework would find the same one, and what to do where not."""
     import shlex
 
-    from toolkit.runtime import durable, found, storage
+    from toolkit.runtime import folders, found, storage
 
     if storage.is_url(directory):
         return {"file": None, "holds": None, "should_hold": None, "text": []}
@@ -131,7 +150,7 @@ def pointer(directory: str, chosen: Any, broken: list[str], write: bool) -> dict
     holds = found.held(file)
     text = []
     if holds != wanted and write:
-        durable.replace(file, f"{wanted}\n".encode())
+        _write(file, wanted)
         text = [f"{file} now holds {wanted!r}" + (f", it held {holds!r}" if holds is not None else ", it was missing")]
     elif holds != wanted:
         state = "is missing" if holds is None else f"holds {holds!r}"

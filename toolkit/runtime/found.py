@@ -10,7 +10,6 @@ torch           a folder with .metadata and *.distcp         none
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from pathlib import Path
@@ -18,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from toolkit.errors import ToolkitError, reason
-from toolkit.runtime import checkpoint, consistency, durable, manifest, soundness, structure
+from toolkit.runtime import checkpoint, consistency, durable, folders, manifest, soundness, structure
 from toolkit.runtime.manifest import MANIFEST, Damage
 from toolkit.runtime.together import ALONE, Group
 
@@ -77,8 +76,7 @@ def look(directory: Path) -> list[Found]:
 
     Raises ToolkitError where there is no such folder.
     """
-    if not os.path.isdir(directory):  # noqa: PTH112  also where a folder above it cannot be read
-        raise ToolkitError(f"{directory} is no folder", remedy="give a run's output directory, or one checkpoint")
+    folders.require(directory)
     kind = kind_of(directory)
     if kind == "toolkit":  # whatever it holds: only a checkpoint has a manifest
         return [Found(directory, kind, _step(directory))]
@@ -175,15 +173,21 @@ def pointer(directory: Path, found: Found) -> tuple[Path, str] | None:
 def held(file: Path) -> str | None:
     """What a pointer holds; None where there is none that can be read."""
     try:
-        return file.read_text().strip()
+        return file.read_text().strip() if file.is_file() else None
     except (OSError, UnicodeDecodeError):
         return None
 
 
 def discard(found: Found) -> None:
-    """Delete a checkpoint so that what is left after a kill does not look like one."""
-    if found.kind == "toolkit":
-        checkpoint.discard(found.path)
-        return
-    doomed = durable.rename(found.path, found.path.with_name(f".deleting-{found.name}"))
-    shutil.rmtree(doomed)
+    """Delete a checkpoint so that what is left after a kill does not look like one, or raise ToolkitError."""
+    try:
+        if found.kind == "toolkit":
+            checkpoint.discard(found.path)
+            return
+        doomed = durable.rename(found.path, found.path.with_name(f".deleting-{found.name}"))
+        shutil.rmtree(doomed)
+    except OSError as error:
+        raise ToolkitError(
+            f"cannot delete {folders.shown(found.path)}: {reason(error)}",
+            remedy="ask its owner to, or for the right to write there",
+        ) from error

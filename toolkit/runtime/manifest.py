@@ -9,8 +9,10 @@ out over all ranks. docs/checkpoints.md has what was measured, also for other su
 from __future__ import annotations
 
 import datetime
+import errno
 import hashlib
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
@@ -147,6 +149,8 @@ def read(checkpoint: str | Path) -> Manifest:
     """The manifest of a checkpoint; raises ToolkitError where it has none that can be read."""
     path = Path(checkpoint) / MANIFEST
     try:
+        if path.exists() and not path.is_file():  # a pipe would never end
+            raise OSError(errno.EINVAL, "not a file")
         content = path.read_bytes()
     except OSError as error:
         raise ToolkitError(
@@ -164,8 +168,17 @@ def file_names(checkpoint: Path) -> dict[str, int]:
             path = Path(folder, name)
             relative = path.relative_to(checkpoint).as_posix()
             if relative != MANIFEST and not relative.startswith(f".{MANIFEST}."):
-                found[relative] = path.stat().st_size
+                found[relative] = _size(path)
     return dict(sorted(found.items()))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        if path.is_symlink():  # to nothing, or to itself: there as an extra, if nobody asks for it
+            return path.lstat().st_size
+        raise
 
 
 def _raise(error: OSError) -> None:
@@ -188,8 +201,11 @@ def damage(checkpoint: Path, manifest: Manifest, names: Iterable[str] | None = N
     for name in manifest.files if names is None else names:
         wanted, path = manifest.files[name], checkpoint / name
         try:
-            size = path.stat().st_size
-            if size != wanted.bytes:
+            now = path.stat()
+            size = now.st_size
+            if not stat.S_ISREG(now.st_mode):
+                found.append(Damage(name, "unreadable", "it is not a file"))
+            elif size != wanted.bytes:
                 kind = "truncated" if size < wanted.bytes else "flipped"
                 found.append(Damage(name, kind, f"{size:,} bytes, the manifest has {wanted.bytes:,}"))
             elif deep and (sum_now := entry(path).sha256) != wanted.sha256:
