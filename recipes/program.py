@@ -13,8 +13,9 @@ from typing import NoReturn
 
 from recipes import options, quiet, ranks
 from toolkit.errors import Problems, ToolkitError, reason
-from toolkit.runtime import signals
+from toolkit.runtime import failures, refused, signals
 from toolkit.runtime.lease import Lease
+from toolkit.runtime.outcome import Presence
 from toolkit.runtime.signals import StopRequest
 from toolkit.runtime.watchdog import Limits, Watchdog
 
@@ -39,6 +40,8 @@ def told(run: Callable[[argparse.Namespace], int], given: argparse.Namespace) ->
         return 130
     except ToolkitError as error:
         options.say(*error.problems)
+        return error.exit_code
+    except failures.Told as error:
         return error.exit_code
 
 
@@ -76,12 +79,28 @@ def attended(folder: Path, rank: int) -> Iterator[StopRequest]:
     How it ended is written before the group ends, since then the other ranks fail too.
     """
     # before anything is written there: the folder may be another job's
-    with Lease(folder) if rank == 0 else contextlib.nullcontext():
+    with _alone(folder) if rank == 0 else contextlib.nullcontext():
         try:
-            with signals.attended(folder, rank) as stop:
+            with (
+                failures.told(folder, rank),
+                signals.attended(folder, rank) as stop,
+                refused.in_sentences(folder, f"rank {rank} on {stop.presence.node}"),
+            ):
                 yield stop
         finally:
             ranks.leave()
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Nobody else may train there meanwhile; where somebody does, the batch script reads it in the words of rank 0."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(Lease(folder))
+        except ToolkitError as error:
+            Presence(folder).say(f"refused {error.problems[0].message}")
+            raise
+        yield
 
 
 def ended_early(step: int, total: int) -> str:

@@ -41,7 +41,8 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [getattr(signal, name) for name in FORWARDED])
     status = int(lines.readline())
     if status < 0:
-        signal.signal(-status, signal.SIG_DFL)
+        with contextlib.suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     os._exit(status)
 

@@ -6,6 +6,7 @@ import pytest
 
 from toolkit.errors import ToolkitError
 from toolkit.runtime import faults
+from toolkit.runtime.save_failed import SaveFailed
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.77.0.2]:36297"
 NCCL_TIMEOUT = (
@@ -47,6 +48,8 @@ OOM = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacit
         (OSError(errno.EDQUOT, "Disk quota exceeded"), "storage"),
         (Exception("Error while serializing: No space left on device (os error 28)"), "storage"),  # of safetensors
         (FileNotFoundError(2, "No such file"), "code"),
+        (SaveFailed("checkpoint-3 could not be saved"), "storage"),
+        (SaveFailed("checkpoint-3 could not be saved", kind="device"), "device"),
     ],
 )
 def test_kinds(error: BaseException, kind: str) -> None:

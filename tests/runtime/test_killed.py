@@ -4,6 +4,7 @@ import signal
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from toolkit.runtime import killed, outcome
@@ -15,7 +16,10 @@ WITNESS = Outcome(
 
 
 def failures(**codes: int) -> dict[int, SimpleNamespace]:
-    return {int(name[1:]): SimpleNamespace(exitcode=code, pid=1000 + int(name[1:])) for name, code in codes.items()}
+    return {
+        int(name[1:]): SimpleNamespace(exitcode=code, pid=1000 + int(name[1:]), error_file_data=None)
+        for name, code in codes.items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -34,6 +38,17 @@ def test_the_rank_and_the_signal(codes: dict[str, int], rank: int, said: str) ->
     assert found is not None and (found.rank, found.step, found.kind) == (rank, 40, "peer")
     words = killed.in_words(failures(**codes), found)
     assert words.startswith(f"{said}: process {1000 + rank}") and words.endswith(f"on {found.node}, after step 40")
+
+
+def test_who_has_told_of_a_failure_was_ended_by_torchrun() -> None:
+    found = failures(r0=-15, r1=-9, r2=-15)
+    for rank in (0, 2):
+        made = {"extraInfo": {"outcome": msgspec.to_builtins(WITNESS)}}
+        found[rank].error_file_data = {"message": made}
+    named = killed.by_signal(found, WITNESS)
+    assert named is not None and named.rank == 1
+    del found[1]
+    assert killed.by_signal(found, WITNESS) is None
 
 
 def test_exit_codes_are_no_signals() -> None:

@@ -6,7 +6,7 @@ kind      what                                                         what a jo
 input     the program refused its inputs (ToolkitError)                stops: it would refuse them again
 code      any other exception                                          stops: it would be raised again
 memory    the memory of a GPU or of Python is used up                  stops: the plan does not fit
-storage   no space or quota left                                       stops: full for every node
+storage   no space, quota or right left, or the folder is gone         stops: so it is for every node
 device    a GPU, its driver or a mount of this node is broken          goes on without this node
 agent     torchrun, the parent of this process, is gone                starts again
 peer      another rank is gone or silent; this one is only a witness   starts again
@@ -26,7 +26,9 @@ import errno
 
 from toolkit.errors import ToolkitError
 from toolkit.runtime.divergence import Diverged
+from toolkit.runtime.save_failed import OF_THE_NODE, SaveFailed
 
+WITNESSES = ("peer", "agent")  # they saw that another process is gone
 KINDS = ("input", "code", "memory", "storage", "device", "agent", "peer", "hang", "diverged")
 DEVICE = (
     *("uncorrectable ecc", "ecc error", "nvlink", "unspecified launch failure", "illegal memory access"),
@@ -43,7 +45,6 @@ PEER = (
     *("communicator was aborted", "connection timed out", "heartbeat monitor timed out"),
 )
 FULL = (errno.ENOSPC, errno.EDQUOT)
-OF_THE_NODE = (errno.EIO, errno.ESTALE, errno.EROFS, errno.ENOTCONN, errno.ENODEV)
 
 
 def kind(error: BaseException) -> str:
@@ -61,7 +62,7 @@ def kind(error: BaseException) -> str:
 
 def _kind(error: BaseException) -> str:
     if isinstance(error, ToolkitError):
-        return "diverged" if isinstance(error, Diverged) else "input"
+        return error.kind if isinstance(error, Diverged | SaveFailed) else "input"
     text = str(error).lower()
     if "loss scale already at minimum" in text:  # DeepSpeed's own end of an fp16 run
         return "diverged"
@@ -69,6 +70,8 @@ def _kind(error: BaseException) -> str:
         return "memory"
     if isinstance(error, (ConnectionError, TimeoutError)):
         return "peer"
+    if type(error).__name__ == "CheckpointException" and not getattr(error, "failures", True):
+        return "peer"  # torch's distributed checkpoints: another rank could not write, which has the reason
     if isinstance(error, OSError):
         if error.errno in FULL:
             return "storage"

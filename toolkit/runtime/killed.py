@@ -11,6 +11,7 @@ import signal
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from toolkit.runtime import outcome
 from toolkit.runtime.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -28,17 +29,18 @@ WHOSE: dict[int, str] = {
 def by_signal(failures: Failures, found: Outcome | None) -> Outcome | None:
     """What became of the run, where a signal killed a rank of this machine; None where none did.
 
-    torchrun looks at the exit codes before it ends the other ranks itself, so a signal is somebody else's. SIGABRT
-    counts where there is no other: libraries abort processes that merely have lost their peer.
+    A rank that has told of a failure itself was ended by torchrun, which ends all once one is gone. SIGABRT counts
+    where there is no other: libraries abort processes that merely have lost their peer.
     """
-    codes = {rank: each.exitcode for rank, each in failures.items() if each.exitcode < 0}
+    told = {rank for rank, each in failures.items() if outcome.told_to_torchrun(each.error_file_data) is not None}
+    codes = {rank: each.exitcode for rank, each in failures.items() if each.exitcode < 0 and rank not in told}
     others = [rank for rank in codes if codes[rank] != -signal.SIGABRT] or list(codes)
     if not others:
         return None
     rank = min(others, key=lambda each: (codes[each] != -signal.SIGKILL, each))
     step = found.step if found is not None else 0
     reason = f"killed by {_name(-codes[rank])}"
-    return Outcome(state="failed", kind="peer", step=step, rank=rank, node=_node(), reason=reason)
+    return Outcome(state="failed", kind="peer", step=step, rank=rank, node=node(), reason=reason)
 
 
 def in_words(failures: Failures, named: Outcome) -> str:
@@ -60,5 +62,6 @@ def _name(number: int) -> str:
     return name + WHOSE.get(number, "")
 
 
-def _node() -> str:
+def node() -> str:
+    """As the ranks name this machine."""
     return os.environ.get("SLURMD_NODENAME") or platform.node()

@@ -11,7 +11,8 @@ leaves. Whoever came and said no more was killed; its file names the node.
     failed KIND    see :mod:`toolkit.runtime.faults`
     left CODE      it ends by itself
 
-Nothing here raises: a disk that is full or away must not hide why a run failed.
+Nothing here raises: a disk that is full or away must not hide why a run failed. For a full one rank 0 writes a file at
+the start, ``.outcome.room``, whose blocks the outcome then takes.
 """
 
 from __future__ import annotations
@@ -28,10 +29,13 @@ from typing import Any
 
 import msgspec
 
-from toolkit.runtime import faults
+from toolkit.errors import ToolkitError
+from toolkit.runtime import faults, holder
 from toolkit.runtime.checkpoint import FINISHED
+from toolkit.runtime.save_failed import SaveFailed
 
 OUTCOME, ATTEMPTS, ATTEMPT_VARIABLE = "outcome.json", ".attempt", "TOOLKIT_ATTEMPT"
+ROOM, ROOM_BYTES = ".outcome.room", 8192
 LONGEST_ERROR = 2000  # characters of an exception's text
 
 
@@ -45,6 +49,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     rank: int = 0
     node: str = ""
     reason: str = ""  # the signal or file that asked, or the exception in one line
+    where: str = ""  # of a loss or gradient that is not finite: module or parameter, and rank
+    told: bool = False  # the program has said the reason itself, on its node
     attempt: str = ""
     at: float = 0.0  # seconds since 1970 on the clock of the node
 
@@ -65,6 +71,9 @@ class Presence:
         if self.rank == 0 and not self._of_this_start(read(self.directory)):
             with contextlib.suppress(OSError):
                 (self.directory / OUTCOME).unlink()
+        if self.rank == 0:
+            with contextlib.suppress(OSError):
+                (self.directory / ROOM).write_bytes(b" " * ROOM_BYTES)
         self.say(f"here {self.node}")
 
     def say(self, words: str) -> None:
@@ -82,13 +91,25 @@ class Presence:
         """It ends by itself; rank 0 tells for all, unless a rank has failed."""
         if self.rank == 0:
             self._write(Outcome(state=state, reason=reason, **self._place()))
+            with contextlib.suppress(OSError):
+                (self.directory / ROOM).unlink(missing_ok=True)
         self.say(f"left {code}")
 
     def failed(self, kind: str, reason: str, error: BaseException | None = None) -> None:
         """It ends with a failure. The first one that is not a mere witness of another's is the run's."""
-        self._write(Outcome(state="failed", kind=kind, reason=reason[:LONGEST_ERROR], **self._place()))
+        made = Outcome(
+            state="failed",
+            kind=kind,
+            reason=reason[:LONGEST_ERROR],
+            where=getattr(error, "where", ""),
+            told=isinstance(error, ToolkitError),
+            **self._place(),
+        )
+        if isinstance(error, SaveFailed) and error.rank not in (None, self.rank):  # all ranks raise it
+            made = msgspec.structs.replace(made, rank=error.rank, node=error.host)
+        self._write(made)
         self.say(f"failed {kind}")
-        _tell_torchrun(reason, error)
+        _tell_torchrun(made, error)
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
@@ -96,7 +117,7 @@ class Presence:
         try:
             yield
         except BaseException as error:
-            self.failed(faults.kind(error), _one_line(error), error)
+            self.failed(faults.kind(error), one_line(error), error)
             raise
 
     def _place(self) -> dict[str, Any]:
@@ -113,22 +134,34 @@ class Presence:
 
     def _write(self, outcome: Outcome) -> None:
         """Failures stay, but for those of witnesses, which everything else replaces."""
+        if holder.is_of_another_run(self.directory, self.attempt):
+            return
         path = self.directory / OUTCOME
         temporary = self.directory / f".{OUTCOME}.{self.node}.{os.getpid()}"
         try:
             there = read(self.directory)
-            temporary.write_bytes(msgspec.json.format(msgspec.json.encode(outcome), indent=2) + b"\n")
             if (
                 there is None
                 or not self._of_this_start(there)
                 or (there.kind in ("", "peer") and not _witness(outcome))
             ):
+                self._fill(temporary, msgspec.json.format(msgspec.json.encode(outcome), indent=2) + b"\n")
                 temporary.replace(path)
         except OSError:
             pass
         finally:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
+
+    def _fill(self, temporary: Path, content: bytes) -> None:
+        try:
+            temporary.write_bytes(content)
+        except OSError:  # no room but what was kept, or what a witness has said
+            room = self.directory / ROOM
+            (room if room.exists() else self.directory / OUTCOME).rename(temporary)
+            with temporary.open("r+b", buffering=0) as file:
+                file.write(content[:ROOM_BYTES])
+                file.truncate()
 
 
 def read(directory: str | Path) -> Outcome | None:
@@ -158,16 +191,30 @@ def _witness(outcome: Outcome) -> bool:
     return outcome.kind == "peer"
 
 
-def _one_line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
+def one_line(error: BaseException) -> str:
+    """Its type and text; of a ToolkitError the sentences alone."""
+    name = "" if isinstance(error, SaveFailed) else f"{type(error).__name__}: "
+    return " ".join(f"{name}{error}".split())
 
 
-def _tell_torchrun(reason: str, error: BaseException | None) -> None:
-    """In the form of ``torch.distributed.elastic`` (2.13): torchrun then names the first rank that failed, and why."""
+def told_to_torchrun(data: object) -> Outcome | None:
+    """What a rank has written for torchrun, of torchrun's own copy of it: it lies on another disk than the output."""
+    try:
+        return msgspec.convert(data["message"]["extraInfo"]["outcome"], type=Outcome)  # type: ignore[index]
+    except (TypeError, KeyError, msgspec.MsgspecError):
+        return None
+
+
+def _tell_torchrun(made: Outcome, error: BaseException | None) -> None:
+    """In the form of ``torch.distributed.elastic`` (2.13): torchrun then names the first rank that failed, and why.
+
+    Its summary has the traceback of what a person has to look for in the code, and nobody else's.
+    """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
         return
-    trace = "".join(traceback.format_exception(error)) if error is not None else ""
-    said = {"message": reason, "extraInfo": {"py_callstack": trace, "timestamp": str(int(time.time()))}}
+    bug = error is not None and not made.told and made.kind not in faults.WITNESSES
+    trace = "".join(traceback.format_exception(error)) if bug else made.reason
+    extra = {"py_callstack": trace, "timestamp": str(int(time.time())), "outcome": msgspec.to_builtins(made)}
     with contextlib.suppress(OSError):
-        Path(path).write_text(json.dumps({"message": said}))
+        Path(path).write_text(json.dumps({"message": {"message": made.reason, "extraInfo": extra}}))

@@ -12,8 +12,11 @@ import re
 from collections.abc import Iterator
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-REFUSALS = (*NO_ROOM, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
-TORCH_WRITER = re.compile(r"inline_container\S*\] \. unexpected pos|PytorchStreamWriter failed writing")
+REFUSALS = (*NO_ROOM, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE)
+OF_SOCKETS_TOO = (errno.ENOTCONN, errno.ENODEV)  # of a mount only where there is a path
+TORCH_WRITER = re.compile(
+    r"inline_container\S*\] \. unexpected pos|PytorchStreamWriter failed writing|basic_ios::clear"
+)
 RUST = re.compile(r"\(os error (\d+)\)")
 
 
@@ -23,7 +26,7 @@ def refusal(error: BaseException) -> OSError | None:
         return error
     texts = []
     for each in _all(error):
-        if isinstance(each, OSError) and each.errno in REFUSALS:
+        if isinstance(each, OSError) and each.errno in REFUSALS + (OF_SOCKETS_TOO if each.filename else ()):
             return each
         texts.append(str(each))
     said = "\n".join(texts)

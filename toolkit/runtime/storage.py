@@ -221,7 +221,7 @@ def _on_all(action: Callable[[], None], group: Group, what: str) -> None:
         action()
     except ToolkitError as problem:
         error = f"rank {group.rank}: {problem.problems[0].message}"
-    sums.raise_any(Path(what), [text for text in group.share(error) if text])
+    sums.raise_any(Path(what), [text for text in group.share(error) if text], group)
 
 
 def _parent(path: str) -> str:

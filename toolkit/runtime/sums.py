@@ -10,7 +10,8 @@ from pathlib import Path
 from toolkit.errors import ToolkitError
 from toolkit.runtime import durable, manifest, shares
 from toolkit.runtime.manifest import FileEntry
-from toolkit.runtime.together import Group
+from toolkit.runtime.save_failed import SaveFailed, kind_of, rank_of
+from toolkit.runtime.together import ALONE, Group
 
 VISIBLE_SECONDS = 60.0  # NFS clients may show a directory as it was a minute ago
 
@@ -27,14 +28,14 @@ def of_all(path: Path, group: Group) -> dict[str, FileEntry]:
     except OSError as problem:
         error = f"rank {group.rank}: {problem}"
     found = group.share((listed, error))
-    raise_any(path, [text for _, text in found if text])
+    raise_any(path, [text for _, text in found if text], group)
     seen = {host: found[group.hosts.index(host)][0] for host in group.hosts}
     sizes = {name: size for names in seen.values() for name, size in names.items()}
     on_first(lambda: _wait_until_visible(path, set(sizes)), group, path)
     mine = shares.to_hash(sizes, group.hosts, seen)[group.rank]
     names = sorted(seen[group.hosts[group.rank]])
     done = group.share(_sync_and_hash(path, shares.to_fsync(names, group.hosts, group.rank), mine, group.rank))
-    raise_any(path, [text for _, text in done if text])
+    raise_any(path, [text for _, text in done if text], group)
     entries = {name: each for part, _ in done for name, each in part.items()}
     growing = [name for name, each in entries.items() if each.bytes != sizes[name]]
     raise_any(path, [f"{name} is still being written" for name in growing])
@@ -82,19 +83,23 @@ def on_first(action: Callable[[], None], group: Group, what: Path) -> None:
         try:
             action()
         except OSError as problem:
-            error = str(problem)
+            error = f"rank 0: {problem}"
         except ToolkitError as problem:
             error = problem
     told = group.share(error)[0]
     if isinstance(told, ToolkitError):
-        raise ToolkitError(*told.problems)
-    raise_any(what, [told] if told else [])
+        raise told
+    raise_any(what, [told] if told else [], group)
 
 
-def raise_any(what: Path, errors: list[str]) -> None:
-    """Raise a ToolkitError with all of them, if there are any."""
+def raise_any(what: Path, errors: list[str], group: Group = ALONE) -> None:
+    """Raise a SaveFailed, which is a ToolkitError, with all of them, if there are any."""
     if errors:
-        raise ToolkitError(
+        rank = rank_of(errors)
+        raise SaveFailed(
             f"{what} could not be saved: {'; '.join(errors)}",
             remedy="the older checkpoints are as they were: make room or mend the storage, then start again",
+            kind=kind_of(errors),
+            rank=rank,
+            host="" if rank is None else group.hosts[rank],
         )

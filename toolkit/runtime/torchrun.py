@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any  # noqa: E402
 
 from toolkit.runtime import killed, outcome  # noqa: E402
 from toolkit.runtime.divergence import DIVERGED  # noqa: E402
+from toolkit.runtime.faults import WITNESSES  # noqa: E402
 from toolkit.runtime.outcome import Outcome  # noqa: E402
 from toolkit.runtime.signals import STOPPED  # noqa: E402
 from toolkit.runtime.watchdog import HUNG  # noqa: E402
@@ -139,6 +140,8 @@ def main(argv: list[str]) -> int:
         except ChildFailedError as error:
             failed = error
     found = _of_this_start(folder, options.rdzv_id)
+    if found is None or found.kind in WITNESSES:
+        found = _of_the_ranks(failed) or found
     if failed is not None and _cannot_tell(found, failed):
         named = killed.by_signal(failed.failures, found)
         if named is not None:
@@ -151,7 +154,7 @@ def main(argv: list[str]) -> int:
 def _cannot_tell(found: Outcome | None, failed: ChildFailedError) -> bool:
     """Whether no rank has told a reason of its own, by word or exit code."""
     told = any(each.exitcode in (REFUSED, HUNG, DIVERGED) for each in failed.failures.values())
-    return not told and (found is None or (found.state == "failed" and found.kind in ("peer", "agent")))
+    return not told and (found is None or (found.state == "failed" and found.kind in WITNESSES))
 
 
 def _attempt(attempt: object) -> str:
@@ -165,6 +168,13 @@ def _of_this_start(folder: str, attempt: object) -> Outcome | None:
     return found if found is not None and found.attempt == _attempt(attempt) else None
 
 
+def _of_the_ranks(failed: ChildFailedError | None) -> Outcome | None:
+    """What the ranks of this machine told torchrun, where nothing could be written to the output: the cause, if any."""
+    told = [outcome.told_to_torchrun(each.error_file_data) for each in failed.failures.values()] if failed else []
+    known = [each for each in told if each is not None]
+    return min(known, key=lambda each: each.kind in WITNESSES, default=None)
+
+
 def _ended(found: Outcome | None, failed: ChildFailedError | None, requests: Requests, held: Held) -> int:
     """The exit code, and the last words where the program has not said them itself."""
     state, kind = (found.state, found.kind) if found is not None else ("", "")
@@ -172,8 +182,8 @@ def _ended(found: Outcome | None, failed: ChildFailedError | None, requests: Req
         return 0
     if state == "stopped":
         return STOPPED
-    if found is not None and state == "failed" and kind not in ("peer", "agent"):
-        if kind not in ("input", "diverged"):  # those the program has told
+    if found is not None and state == "failed" and kind not in WITNESSES:
+        if kind not in ("input", "diverged") and not (found.told and found.node == killed.node()):  # told already
             _say(f"error: rank {found.rank} on {found.node}, after step {found.step}: {found.reason}")
         return {"input": REFUSED, "hang": HUNG, "diverged": DIVERGED}.get(kind, 1)
     if failed is None and requests.first is None:
