@@ -6,13 +6,15 @@ with every problem in one message.
 
 from __future__ import annotations
 
+import glob
+from pathlib import Path
 from typing import Any
 
 from recipes.finetune import chat, on_this_machine
 from recipes.finetune.on_this_machine import PAGED
 from recipes.schedule import SCHEDULES
 from toolkit import strategy as strategies
-from toolkit.errors import Problems
+from toolkit.errors import Problems, ToolkitError
 from toolkit.estimate.loading import elastic_loading_bytes
 from toolkit.plan import Plan
 from toolkit.units import format_bytes
@@ -47,6 +49,19 @@ def check(plan: Plan, world_size: int, ds_config: dict[str, Any] | None, here: b
         if ds_config is not None and plan.strategy.framework == "deepspeed":
             _check_ds_batch(problems, plan, ds_config)
             _check_ds_sections(problems, plan, ds_config)
+
+
+def require_no_pattern(plan: Plan, folder: Path) -> None:
+    """Raise ToolkitError for an output folder in which DeepSpeed would not find what it has saved.
+
+    It looks for the parts of a checkpoint with ``glob``, as does the Trainer (``integrations/deepspeed.py``,
+    transformers 5.24), and neither quotes the path.
+    """
+    if plan.strategy.framework == "deepspeed" and glob.escape(str(folder)) != str(folder):
+        raise ToolkitError(
+            f"DeepSpeed takes {folder} for a pattern, and would not find its checkpoints there",
+            remedy="give an --output-dir without [ ? *",
+        )
 
 
 def _check_program(problems: Problems, plan: Plan) -> None:

@@ -175,6 +175,14 @@ def test_missing_files_are_sentences(tmp_path: Path) -> None:
     assert done.returncode == 2 and "the plan's framework is ddp" in done.stderr
 
 
+@pytest.mark.parametrize("name", ["run [1]", "run*", "lr?"])
+def test_deepspeed_would_not_find_its_checkpoints_in_a_folder_that_is_a_pattern(tmp_path: Path, name: str) -> None:
+    """Each start after the first would end in the Trainer's "Can't find a valid checkpoint"."""
+    done = run(finetune_runs.write(finetune_runs.tiny_plan(), tmp_path), 2, "--output-dir", str(tmp_path / name))
+    assert done.returncode == 2 and f"DeepSpeed takes {tmp_path / name} for a pattern" in done.stderr
+    checks.require_no_pattern(finetune_runs.tiny_plan("ddp"), tmp_path / name)
+
+
 def test_a_finished_run_ends_at_once(tmp_path: Path) -> None:
     from recipes import resume
     from toolkit.runtime import checkpoint
