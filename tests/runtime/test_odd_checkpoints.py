@@ -107,6 +107,27 @@ def test_what_cannot_be_read_at_this_moment_stays(tmp_path: Path, monkeypatch: p
     assert checkpoint.newest_valid(tmp_path) == tmp_path / "checkpoint-2"
 
 
+def test_the_older_one_of_a_step_goes_only_for_one_that_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed while a step was saved again, and the new one cannot be read at this moment."""
+    make(tmp_path, 1).rename(tmp_path / "checkpoint-1.old")
+    make(tmp_path, 1)
+    read = Path.read_bytes
+
+    def stale(path: Path) -> bytes:
+        if path.parent.name == "checkpoint-1":
+            raise OSError(116, "Stale file handle")
+        return read(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", stale)
+        checkpoint.set_aside_incomplete(tmp_path)
+        assert checkpoint.newest_valid(tmp_path) == tmp_path / "checkpoint-1.old"
+    checkpoint.set_aside_incomplete(tmp_path)
+    assert named(tmp_path) == ["checkpoint-1"]
+
+
 def test_one_that_was_moved_to_another_disk_and_linked(tmp_path: Path) -> None:
     """Its files go as those of others do; of a link that is no checkpoint only the link."""
     run, far = tmp_path / "run", tmp_path / "far"

@@ -200,9 +200,9 @@ def set_aside_incomplete(directory: str | Path) -> list[Path]:
     moved = set_aside(folder, torn)
     for old in [path for path in _all(folder) if path.name.endswith(".old")]:
         path = old.with_name(old.name.removesuffix(".old"))
-        if path.exists():
+        if is_complete(path):
             discard(old)
-        else:
+        elif not os.path.lexists(path):
             durable.rename(old, path)
     return moved
 
