@@ -9,10 +9,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cluster.runs import Run
 from toolkit.runtime.checkpoint import FINISHED
 from toolkit.runtime.manifest import MANIFEST
-from toolkit.runtime.telemetry import read_evaluations
+from toolkit.runtime.telemetry import STEPS, read_evaluations
 
 PART = ("loss", "gradient_norm", "learning_rate", "samples_seen", "tokens")
 # written with what is not the state of the training: times of steps, paths of this folder
@@ -29,49 +28,53 @@ class Undisturbed:
     states: dict[str, str]  # file: SHA-256
 
 
-def undisturbed(run: Run) -> Undisturbed:
-    """Of a run that is finished."""
+def undisturbed(folder: Path, output: Path) -> Undisturbed:
+    """Of a run that is finished: its output, and the folder that it was submitted in."""
     return Undisturbed(
-        {line["step"]: tuple(line[name] for name in PART) for line in run.lines()},
-        {each.step: (each.held_out_loss, each.tokens) for each in read_evaluations(run.output)},
-        dict(_samples(run.folder)),
-        _states(run.output),
+        {line["step"]: tuple(line[name] for name in PART) for line in _lines(output)},
+        {each.step: (each.held_out_loss, each.tokens) for each in read_evaluations(output)},
+        dict(_samples(folder)),
+        _states(output),
     )
 
 
-def differences(run: Run, wanted: Undisturbed) -> list[str]:
+def differences(folder: Path, output: Path, wanted: Undisturbed) -> list[str]:
     """All that is not as it was; every line counts, those of repeated steps too."""
     found = []
-    if not (run.output / FINISHED).exists():
+    if not (output / FINISHED).exists():
         return ["the run is not finished"]
-    for line in run.lines():
+    lines = _lines(output)
+    for line in lines:
         values = tuple(line[name] for name in PART)
         if values != wanted.steps.get(line["step"]):
             found.append(f"step {line['step']}: {values} instead of {wanted.steps.get(line['step'])}")
-    if missing := wanted.steps.keys() - {line["step"] for line in run.lines()}:
+    if missing := wanted.steps.keys() - {line["step"] for line in lines}:
         found.append(f"steps {sorted(missing)} are not recorded")
-    evaluations = {each.step: (each.held_out_loss, each.tokens) for each in read_evaluations(run.output)}
+    evaluations = {each.step: (each.held_out_loss, each.tokens) for each in read_evaluations(output)}
     if evaluations != wanted.evaluations:
         found.append(f"evaluations: {evaluations} instead of {wanted.evaluations}")
-    read = _samples(run.folder)
+    read = _samples(folder)
     for key, value in read:
         if value != wanted.samples[key]:
             found.append(f"rank, step {key} has read other samples")
     if missing := wanted.samples.keys() - {key for key, _ in read}:
         found.append(f"rank, step {sorted(missing)} have read no samples")
-    states = _states(run.output)
+    states = _states(output)
     for name in sorted(states.keys() | wanted.states.keys()):
         if states.get(name) != wanted.states.get(name):
             found.append(f"at the end {name} is another")
     for words in (("ckpt", "verify"), ("goodput",)):
-        done = subprocess.run(
-            [sys.executable, "-m", "toolkit", *words, str(run.output)], capture_output=True, text=True
-        )
+        done = subprocess.run([sys.executable, "-m", "toolkit", *words, str(output)], capture_output=True, text=True)
         if done.returncode:
             found.append(f"toolkit {' '.join(words)} returned {done.returncode}: {done.stdout}{done.stderr}")
-    if torn := [path.name for path in run.output.glob("incomplete-*")]:
+    if torn := [path.name for path in output.glob("incomplete-*")]:
         found.append(f"left in the folder: {torn}")
-    return found + [f"left running: {words}" for words in run.nothing_left(timeout=30)]
+    return found
+
+
+def _lines(output: Path) -> list[dict]:
+    """Every line, those of repeated steps too."""
+    return [json.loads(text) for text in (output / STEPS).read_text().splitlines()]
 
 
 def _samples(folder: Path) -> list[tuple[tuple[int, int], tuple]]:
