@@ -4,10 +4,13 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from tests.killing import ranks
+from toolkit.cli import ckpt
 from toolkit.errors import ToolkitError
 from toolkit.runtime import checkpoint, durable, manifest
 from toolkit.runtime.saver import Saver
@@ -111,8 +114,9 @@ def test_the_older_one_of_a_step_goes_only_for_one_that_can_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed while a step was saved again, and the new one cannot be read at this moment."""
-    make(tmp_path, 1).rename(tmp_path / "checkpoint-1.old")
+    make(tmp_path, 1).rename(tmp_path / "kept")  # or the commit would delete it
     make(tmp_path, 1)
+    (tmp_path / "kept").rename(tmp_path / "checkpoint-1.old")
     read = Path.read_bytes
 
     def stale(path: Path) -> bytes:
@@ -184,6 +188,26 @@ def test_what_cannot_be_deleted_ends_no_run(
     monkeypatch.undo()
     checkpoint.prune(tmp_path, 2)
     assert named(tmp_path) == ["checkpoint-3", "checkpoint-4"]
+
+
+def test_what_goes_while_it_is_looked_at_is_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run prunes, and somebody lists its checkpoints."""
+    for step in (1, 2, 3):
+        make(tmp_path, step)
+    for moment in ("is_dir", "stat", "iterdir", "rglob"):
+        before = getattr(Path, moment)
+
+        def gone(path: Path, *given: object, before: Any = before, **named: object) -> Any:
+            if path.name == "checkpoint-1" and (path / "manifest.json").exists():
+                checkpoint.discard(path)
+            return before(path, *given, **named)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, moment, gone)
+            for command in ("list", "verify", "latest"):
+                done = CliRunner().invoke(ckpt.command, [command, str(tmp_path)])
+                assert done.exception is None or isinstance(done.exception, ToolkitError | SystemExit), moment
+        make(tmp_path, 1)
 
 
 def test_every_folder_of_a_checkpoint_is_brought_to_the_disk(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,14 +99,13 @@ def plain(row: dict[str, Any]) -> dict[str, Any]:
 def loading(found: Found | Remote, ranks_per_node: int) -> dict[str, Any]:
     """What it takes to load the shards of DeepSpeed's optimizer on another number of ranks (M25)."""
     from toolkit.estimate.loading import OPTIMIZER_BYTES, elastic_loading_bytes
+    from toolkit.runtime import manifest
     from toolkit.units import format_bytes
 
-    sizes = []
-    for path in found.path.rglob("*zero_pp_rank_*_optim_states.pt") if isinstance(found.path, Path) else ():
-        try:
-            sizes.append(path.stat().st_size)
-        except OSError:
-            continue  # told as damage
+    sizes: list[int] = []
+    with contextlib.suppress(OSError):  # told as damage
+        files = manifest.file_names(found.path) if isinstance(found.path, Path) else {}
+        sizes = [size for name, size in files.items() if fnmatch(name, "*zero_pp_rank_*_optim_states.pt")]
     total = 1.0 * sum(sizes)
     if not total:
         return {"notes": []}
@@ -133,7 +134,7 @@ def pointer(directory: str, chosen: Any, broken: list[str], write: bool) -> dict
     """Whether the framework would find the same one, and what to do where not."""
     import shlex
 
-    from toolkit.runtime import folders, found, storage
+    from toolkit.runtime import found, storage
 
     if storage.is_url(directory):
         return {"file": None, "holds": None, "should_hold": None, "text": []}

@@ -43,16 +43,19 @@ class Found(msgspec.Struct, frozen=True):
         return self.path.name
 
     def damage(self, deep: bool = True) -> list[Damage]:
-        """All that is known to be wrong with it, by file."""
+        """All that is known to be wrong with it, by file; also where a run deletes it in this moment."""
+        try:
+            return self._damage(deep)
+        except OSError as error:
+            return [Damage(Path(error.filename or self.path).name, "unreadable", error.strerror or str(error))]
+
+    def _damage(self, deep: bool) -> list[Damage]:
         if self.kind == "toolkit":
             wrong = checkpoint.verify(self.path, deep=deep)
             told = {each.file for each in wrong}
             wrong += [each for each in consistency.of_run(self.path) if each.file not in told]
             return sorted(wrong, key=lambda each: each.file)
-        try:
-            names = list(manifest.file_names(self.path))
-        except OSError as error:
-            return [Damage(Path(error.filename or self.path).name, "unreadable", error.strerror or str(error))]
+        names = list(manifest.file_names(self.path))
         if not names:
             return [Damage(".", "missing", "the folder is empty")]
         found = [each for name in names if (each := soundness.check(self.path, name, deep))]
@@ -85,7 +88,14 @@ def look(directory: Path) -> list[Found]:
         if kind != "deepspeed" or not inner:
             return [Found(directory, kind, _step(directory))]
     found = [Found(path, kind, _step(path)) for path in _folders(directory) if (kind := kind_of(path))]
-    return sorted(found, key=lambda each: (each.step, each.path.stat().st_mtime, each.name))
+    return sorted(found, key=lambda each: (each.step, _age(each.path), each.name))
+
+
+def _age(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # a run has just deleted it
+        return 0.0
 
 
 def _folders(directory: Path) -> list[Path]:
