@@ -124,3 +124,50 @@ def test_weights_that_are_not_the_models_are_refused(change: str, said: str, tmp
     bad.mkdir()
     with pytest.raises(ToolkitError, match=said):
         weights.hugging_face(source, bad)
+
+
+JUNK = (
+    b"",
+    b"{}",
+    b"[]",
+    b"\0" * 100,
+    b"PK\x03\x04" + b"x" * 50,
+    b"x" * 1000,
+    b"\xff\xfe",
+    b"[" * 100_000,
+    b'{"model_type": 5}',
+)
+
+
+@pytest.mark.parametrize("junk", JUNK)
+@pytest.mark.parametrize("kind", ["deepspeed", "fsdp", "adapters", "hugging-face"])
+def test_files_of_no_form_are_named(kind: str, junk: bytes, sources: dict[str, Path], tmp_path: Path) -> None:
+    """Whatever stands in the files: a sentence, with the file where a format tells it, and nothing is written."""
+    source = sources[kind]
+    (source / "parameters.json").write_text('{"groups": [["w"]]}')
+    for path in [each for each in source.rglob("*") if each.is_file() and each.name != "parameters.json"]:
+        path.write_bytes(junk)
+    for form in ("hugging-face", "deepspeed-universal"):
+        said = refused(source, tmp_path / "out", "--to", form)
+        assert str(source) in said and "Traceback" not in said and not (tmp_path / "out").exists()
+        if kind in ("deepspeed", "hugging-face") and not junk:
+            assert "is truncated (0 bytes)" in said
+
+
+@pytest.mark.slow
+def test_what_a_library_does_not_understand_is_a_sentence(sources: dict[str, Path], tmp_path: Path) -> None:
+    """Formats that are sound, with other things in them than are looked for."""
+    import torch
+    from safetensors.torch import save_file
+
+    source = sources["hugging-face"]
+    save_file({"w": torch.zeros(2, 2)}, source / "model.safetensors")
+    for content in ("[]", "{}", '{"model_type": 5}', '{"model_type": "none such"}'):
+        (source / "config.json").write_text(content)
+        said = refused(source, tmp_path / "out", "--to", "hugging-face")
+        assert said.startswith(f"cannot convert {source}") and "convert another checkpoint" in said
+    (source / "parameters.json").write_text('{"groups": [["w"]]}')
+    for state in ({}, [], 5, {"param_groups": [{}]}, {"state": {}, "param_groups": 3}):
+        torch.save(state, source / "optimizer.pt")
+        assert f"cannot convert {source}" in refused(source, tmp_path / "out", "--to", "deepspeed-universal")
+    assert not list(tmp_path.glob(".*"))

@@ -90,8 +90,8 @@ def command(
         made.rename(target)
     except (click.ClickException, ToolkitError):
         raise
-    except Exception as error:  # each library tells a full disk by an error of its own
-        raise _unwritable(target, error) from error
+    except Exception as error:  # each library tells a full disk, and what it cannot read, by errors of its own
+        raise _impossible(source, target, error) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -132,16 +132,20 @@ def _plain(source: Path, kind: str) -> bool:
     )
 
 
-def _unwritable(target: Path, error: Exception) -> Exception:
-    """What to raise for it: a sentence where the file system has refused, else the error itself."""
+def _impossible(source: Path, target: Path, error: Exception) -> ToolkitError:
+    """What to raise for it: the file system has refused, or else a library does not understand what is there."""
     from toolkit.errors import reason
     from toolkit.runtime import room
 
     refused = room.refusal(error)
-    if refused is None:
-        return error
-    what = "make room, or give another DST" if refused.errno in room.NO_ROOM else "give another DST"
-    return ToolkitError(f"cannot write {target}: {reason(refused)}", remedy=f"{what}; what was there is as it was")
+    if refused is not None:
+        what = "make room, or give another DST" if refused.errno in room.NO_ROOM else "give another DST"
+        return ToolkitError(f"cannot write {target}: {reason(refused)}", remedy=f"{what}; what was there is as it was")
+    said = " ".join(f"{type(error).__name__}: {error}".split())
+    return ToolkitError(
+        f"cannot convert {source}, whose files are whole and not of the form that was looked for: {said[:300]}",
+        remedy="convert another checkpoint, or this one with the version of the library that wrote it",
+    )
 
 
 def _write(form: str, source: Path, made: Path, dtype: str, workers: int, ranks_per_node: int) -> None:

@@ -148,14 +148,13 @@ def _step(path: Path) -> int:
 def require_sound(path: Path, group: Group = ALONE) -> bool:
     """Whether a manifest vouches for every file of what is to be read; all ranks of the group call it.
 
-    Without one the formats of a distributed checkpoint are looked at. Raises ToolkitError with the damaged files.
+    Without one the formats of its files are looked at. Raises ToolkitError with the damaged files.
     """
     known = group.share((path / MANIFEST).is_file())[0]
     if known:
         damage = checkpoint.verify(path, group)
     else:
-        mine = group.rank == 0 and (path / ".metadata").is_file()
-        damage = group.share(Found(path, "torch", 0).damage() if mine else [])[0]
+        damage = group.share(Found(path, "", 0).damage() if group.rank == 0 else [])[0]
     if fatal := [each for each in damage if each.fatal]:
         raise ToolkitError(
             f"{path} is damaged: {'; '.join(f'{each.file} is {each.kind} ({each.text})' for each in fatal)}",
