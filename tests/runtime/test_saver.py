@@ -258,3 +258,24 @@ def test_a_copy_cannot_write_outside_of_the_run(tmp_path: Path) -> None:
     place.write_text(place.read_text().replace("part_0/state.bin", "../../evil"))
     assert start_from_durable(run, far, ALONE) == "checkpoint-1"
     assert not (tmp_path / "evil").exists()
+
+
+def test_copies_that_learnt_from_what_is_left_out_by_now_go_with_the_next_copy(tmp_path: Path) -> None:
+    """A run that has lost its folder would go on from the newest of them, and so undo that it went back."""
+    run, far = tmp_path / "run", f"file://{tmp_path}/far"
+    saver = Saver(run, durable=far, group=ALONE)
+    for step in (10, 20, 30):
+        save(saver, step)
+    saver.wait()
+    for step in (20, 30):
+        checkpoint.discard(run / f"checkpoint-{step}")
+    path = saver.begin(15)
+    (path / "weights").write_text("x")
+    saver.commit(path, {"step": 15, "skipped_batches": [12]})
+    saver.close()
+    assert storage.names(far) == ["checkpoint-15"]  # of which two stayed, 10 and 20
+    path = saver.begin(25)
+    (path / "weights").write_text("x")
+    saver.commit(path, {"step": 25, "skipped_batches": [12, 24]})  # 15 has not read that
+    saver.close()
+    assert storage.names(far) == ["checkpoint-15", "checkpoint-25"]

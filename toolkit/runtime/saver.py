@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import ToolkitError, reason
-from toolkit.runtime import checkpoint, lease, manifest, storage, sums, telemetry, together
+from toolkit.runtime import checkpoint, lease, manifest, skipped, storage, sums, telemetry, together
 from toolkit.runtime.manifest import Manifest
 from toolkit.runtime.together import Group
 
@@ -123,7 +123,9 @@ class Saver:
             storage.upload(path, self.durable, self.group)
             self._behind = None
             if self.group.rank == 0:
-                storage.prune(self.durable, self.keep, self.keep_every, manifest.read(path).step)
+                known = manifest.read(path)
+                skipped.discard_copies(self.durable, known.more.get(skipped.FACT) or ())
+                storage.prune(self.durable, self.keep, self.keep_every, known.step)
         except ToolkitError as error:
             self._behind = path
             if self.group.rank == 0:

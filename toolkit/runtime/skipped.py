@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from toolkit.errors import ToolkitError
-from toolkit.runtime import checkpoint, durable, manifest
+from toolkit.runtime import checkpoint, durable, manifest, storage
 
 SKIPPED, FACT = "skipped.json", "skipped_batches"
 
@@ -121,6 +121,18 @@ def discard_others(directory: str | Path) -> list[str]:
         if not agree(manifest.read(path).step, of_checkpoint(path), wanted)
     ]
     return discard(directory, gone)
+
+
+def discard_copies(url: str, wanted: Sequence[int]) -> None:
+    """The same in durable storage; a run that has lost its folder would begin from there, with another list."""
+    base = url.rstrip("/")
+    for name in storage.names(url) if wanted else ():
+        try:
+            known = storage.read(f"{base}/{name}")
+        except (storage.NotThere, manifest.NoManifest, manifest.OfAnotherVersion):
+            continue
+        if not agree(known.step, known.more.get(FACT) or (), wanted):
+            storage.discard(f"{base}/{name}")
 
 
 def discard(directory: str | Path, gone: Sequence[Path]) -> list[str]:
