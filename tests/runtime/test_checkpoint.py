@@ -1,5 +1,6 @@
 """Only whole checkpoints count; pruning never takes the last one."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -71,7 +72,9 @@ def test_torn_ones_do_not_count_as_kept(tmp_path: Path) -> None:
 def test_the_finished_marker(tmp_path: Path) -> None:
     assert checkpoint.finished(tmp_path) is None
     checkpoint.mark_finished(tmp_path, {"step": 60, "loss": float("nan")})
-    assert checkpoint.finished(tmp_path) == {"step": 60, "loss": None}
+    found = checkpoint.finished(tmp_path)
+    assert found is not None and 0 <= time.time() - found.pop("ended_unix") < 100
+    assert found == {"step": 60, "loss": None}
     (tmp_path / checkpoint.FINISHED).write_text("{")
     with pytest.raises(ToolkitError, match="cannot read"):
         checkpoint.finished(tmp_path)

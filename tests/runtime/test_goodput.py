@@ -1,6 +1,8 @@
 """Goodput: an example by hand, timelines of which everything is known, and a run that was really killed."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import time
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 from tests import finetune_runs
 from toolkit.errors import ToolkitError
 from toolkit.record import EvaluationRecord, StepRecord, StepSeconds
-from toolkit.runtime import goodput
+from toolkit.runtime import checkpoint, goodput
 from toolkit.runtime.telemetry import Telemetry, read_run, read_steps, run_record
 
 
@@ -184,8 +186,9 @@ def test_what_cannot_tell_says_so(tmp_path: Path) -> None:
 
 def test_files_that_are_damaged_or_not_of_one_run_are_named(tmp_path: Path) -> None:
     record = run_record("x", b"", 1, "cpu")
-    for step in (1, 2):
-        telemetry = Telemetry(tmp_path, record)
+    for step in (1, 2):  # of one process, whose second start is as one of another
+        began = time.time() if step > 1 else record.process_started_unix
+        telemetry = Telemetry(tmp_path, msgspec.structs.replace(record, process_started_unix=began))
         telemetry.step(line(step, 0.001, 0.0))
         telemetry.close()
     steps, earlier = tmp_path / "steps.jsonl", tmp_path / "run.0.json"
@@ -210,3 +213,38 @@ def test_files_that_are_damaged_or_not_of_one_run_are_named(tmp_path: Path) -> N
     earlier.write_bytes(first[:-20])
     with pytest.raises(ToolkitError, match=r"run\.0\.json is damaged"):
         goodput.of_run(tmp_path)
+
+
+def written(folder: Path, began: list[float], ended: list[float]) -> Path:
+    """A run of one step of 10 s per start."""
+    for number, start in enumerate(began):
+        record = msgspec.structs.replace(
+            run_record("t", b"{}", 1, "cpu"), process_started_unix=start, restart_count=number
+        )
+        name = f"run.{number}.json" if number < len(began) - 1 else "run.json"
+        (folder / name).write_bytes(msgspec.json.encode(record))
+    lines = [line(number + 1, 10, end, number) for number, end in enumerate(ended)]
+    (folder / "steps.jsonl").write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in lines))
+    return folder
+
+
+def test_a_copy_of_a_run_has_the_goodput_of_the_run(tmp_path: Path) -> None:
+    """The files of a copy are of today; the marker tells when the run ended."""
+    now = time.time()
+    (tmp_path / "run").mkdir()
+    run = written(tmp_path / "run", [now - 30], [now - 10])
+    checkpoint.mark_finished(run, {"step": 1})
+    before = goodput.of_run(run)
+    shutil.copytree(run, tmp_path / "copy", copy_function=shutil.copy)
+    os.utime(tmp_path / "copy" / "FINISHED", (now + 86400, now + 86400))
+    assert goodput.of_run(tmp_path / "copy") == before
+    assert 30 <= before.total_seconds < 90
+
+
+def test_a_start_that_begins_before_the_end_of_the_one_before_it_tells_nothing(tmp_path: Path) -> None:
+    """On a node whose clock is behind: the time between them would be negative, and goodput above 1."""
+    (tmp_path / "right").mkdir()
+    assert goodput.of_run(written(tmp_path / "right", [1000, 1079], [1080, 1100])).idle_seconds == -1  # within a step
+    (tmp_path / "behind").mkdir()
+    with pytest.raises(ToolkitError, match="start 1 in .* began 70 s before start 0 gave its last sign"):
+        goodput.of_run(written(tmp_path / "behind", [1000, 1010], [1080, 1030]))

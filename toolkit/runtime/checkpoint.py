@@ -256,12 +256,13 @@ def discard(checkpoint: Path) -> None:
 
 
 def mark_finished(directory: str | Path, facts: dict[str, Any]) -> None:
-    """Declare the whole run done."""
-    durable.replace(Path(directory) / FINISHED, msgspec.json.format(msgspec.json.encode(facts), indent=2) + b"\n")
+    """Declare the whole run done, and when."""
+    content = msgspec.json.encode(facts | {"ended_unix": time.time()})
+    durable.replace(Path(directory) / FINISHED, msgspec.json.format(content, indent=2) + b"\n")
 
 
 def finished(directory: str | Path) -> dict[str, Any] | None:
-    """What :func:`mark_finished` was given, or None while the run is not done."""
+    """What :func:`mark_finished` was given, and ``ended_unix``; None while the run is not done."""
     path = Path(directory) / FINISHED
     try:
         if not path.is_file():

@@ -36,7 +36,7 @@ from toolkit.runtime.telemetry import EVALUATIONS, RUN, STEPS
 
 Record = TypeVar("Record", StepRecord, EvaluationRecord)
 Known = TypeVar("Known", StepRecord, EvaluationRecord, RunRecord)
-CLOCK_STEP = 2.0  # seconds by which a clock may be corrected in a start
+CLOCK_STEP = 2.0  # seconds by which a clock may be corrected in a start, or that of the next one's node differ
 PARTS = (
     "productive_seconds",
     "repeated_seconds",
@@ -136,8 +136,7 @@ def of_run(directory: str | Path) -> Goodput:
         records = [*earlier, _decoded((folder / RUN).read_bytes(), RunRecord, folder / RUN)]
         steps = _lines(folder / STEPS, StepRecord)
         evaluations = _lines(folder / EVALUATIONS, EvaluationRecord)
-        done = folder / FINISHED
-        end = done.stat().st_mtime if done.exists() else 0.0
+        end = _finished_unix(folder / FINISHED)
     except OSError as error:
         remedy = "give the output directory of a training run: it has run.json and steps.jsonl"
         raise ToolkitError(f"cannot read the telemetry of {folder}: {reason(error)}", remedy=remedy) from error
@@ -149,7 +148,18 @@ def of_run(directory: str | Path) -> Goodput:
         )
     _require_one_run(folder, records, steps)
     starts = [Start(r.process_started_unix, r.ended_unix, r.last_save_stall_seconds) for r in records]
+    _require_one_after_another(folder, starts, steps)
     return account(starts, steps, evaluations, end)
+
+
+def _finished_unix(path: Path) -> float:
+    """When the run was done, by the marker itself: the file of a copy is younger; 0 where there is none."""
+    if not path.exists():
+        return 0.0
+    try:
+        return float(msgspec.json.decode(path.read_bytes())["ended_unix"])
+    except (msgspec.MsgspecError, ValueError, KeyError, TypeError):
+        return path.stat().st_mtime  # of a version that did not tell
 
 
 def _require_one_run(folder: Path, records: list[RunRecord], steps: list[StepRecord]) -> None:
@@ -166,6 +176,18 @@ def _require_one_run(folder: Path, records: list[RunRecord], steps: list[StepRec
             raise ToolkitError(
                 f"step {each.step} in {folder / STEPS} ended {began - each.ended_unix:,.0f} s before its start began",
                 remedy="the files are of several runs, or a clock was set back meanwhile: the times tell nothing",
+            )
+
+
+def _require_one_after_another(folder: Path, starts: list[Start], steps: list[StepRecord]) -> None:
+    """No two starts train at once, so one that begins before the last sign of the one before has another clock."""
+    for number in range(1, len(starts)):
+        before = [each.ended_unix for each in steps if each.restart == number - 1]
+        early = max([starts[number - 1].ended, *before]) - starts[number].began
+        if early > CLOCK_STEP:
+            raise ToolkitError(
+                f"start {number} in {folder} began {early:,.0f} s before start {number - 1} gave its last sign",
+                remedy="the clocks of its nodes differ, or a clock was set back meanwhile: the times tell nothing",
             )
 
 
