@@ -37,6 +37,7 @@ FAKES = {
           shift 3
           exec torchrun "$@"
         fi
+        if [ "$1 $2" = "-m toolkit.runtime.lease" ]; then exit "${FAKE_HELD:-0}"; fi
         if [ "$1 $2 $3" != "-m toolkit preflight" ]; then exec /usr/bin/python3 "$@"; fi
         printf '%s\0' "$@" > "$RECORD/preflight.${SLURM_NODEID:-local}"
         env -0 > "$RECORD/environment.preflight"
@@ -61,7 +62,13 @@ FAKES = {
         exit "$highest" """,
     "scontrol": r"""
         case $1-$2 in
-          show-job) echo "JobId=$4 ReqNodeList=(null) ExcNodeList=${FAKE_EXCLUDED:-(null)} Nice=0" ;;
+          show-job)
+            state=$(sed -n "s/^$4 //p" "$RECORD/../states" 2>/dev/null)
+            case $state in
+              FORGOTTEN) echo "slurm_load_jobs error: Invalid job id specified" >&2 && exit 1 ;;
+              ?*) echo "JobId=1 JobName=x JobState=RUNNING" && echo "JobId=$4 JobName=x JobState=$state Reason=None" ;;
+            esac
+            echo "JobId=$4 ReqNodeList=(null) ExcNodeList=${FAKE_EXCLUDED:-(null)} Nice=0" ;;
           show-node) echo "NodeName=$4 NodeAddr=10.1.2.3 NodeHostName=$4" ;;
           show-*) for ((i = 1; i <= ${FAKE_HOSTS:-2}; i++)); do echo "n$i"; done ;;
           requeue-*) echo "$2" >> "$RECORD/requeue" ;;
@@ -109,7 +116,8 @@ class FakeCluster:
     def start(self, script: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
         """The script as slurmd starts it: a copy somewhere else, with the arguments of sbatch."""
         path = self.directory / "spooled_script"
-        path.write_text(script)
+        if not path.exists() or path.read_text() != script:  # bash reads it while it runs
+            path.write_text(script)
         return subprocess.Popen(
             ["/bin/bash", str(path), *arguments],
             cwd=self.submit,

@@ -30,7 +30,7 @@ outcome() {
   [ ! -e plan/run/outcome.json ] || return 0
   {
     printf '{\\n  "state": "%s",\\n  "kind": "%s",\\n  "step": 7,\\n  "rank": %s,\\n' "$1" "$2" "$node"
-    printf '  "node": "n%s",\\n  "reason": "%s",\\n  "attempt": "x"\\n}\\n' "$((node + 1))" "$3"
+    printf '  "node": "n%s",\\n  "reason": "%s",\\n  "attempt": "%s"\\n}\\n' "$((node + 1))" "$3" "$TOOLKIT_ATTEMPT"
   } >plan/run/outcome.json
 }
 finish() { say left 0; touch plan/run/FINISHED; exit 0; }

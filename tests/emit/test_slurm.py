@@ -227,10 +227,14 @@ def test_a_node_name_that_does_not_resolve_is_replaced_by_its_address(cluster: F
     assert cluster.words("torchrun.0")[6] == f"--rdzv-endpoint=10.1.2.3:{20000 + 1234567 % 10000}"
 
 
-def test_run_without_sbatch_it_says_so(cluster: FakeCluster) -> None:
-    del cluster.environment["SLURM_SUBMIT_DIR"]
+@pytest.mark.parametrize("name", ["JOB_ID", "JOB_NUM_NODES", "JOB_NODELIST", "CPUS_ON_NODE", "SUBMIT_DIR"])
+def test_run_without_sbatch_it_says_so(cluster: FakeCluster, name: str) -> None:
+    """On a login node, or in a shell of salloc, which sets some of them."""
+    del cluster.environment[f"SLURM_{name}"]
     done = cluster.run(written(cluster, PLANS["zero3"]))
-    assert done.returncode != 0 and "submit this script with sbatch" in done.stderr
+    said = f"error: this script is for sbatch, which has not started it: SLURM_{name} is not set\n  submit it: sbatch /"
+    assert done.returncode == 2 and done.stderr.startswith(said) and done.stderr.count("\n") == 2
+    assert not (cluster.submit / "plan/run").exists()
 
 
 def test_cpus_per_task_of_the_job_reach_the_step(cluster: FakeCluster) -> None:

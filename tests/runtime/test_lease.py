@@ -27,7 +27,9 @@ def foreign(folder: Path, age: float, job_id: str = "7", generation: int = 3) ->
 
 def test_the_second_of_two_refuses_and_names_the_first(tmp_path: Path) -> None:
     with Lease(tmp_path, {"SLURM_JOB_ID": "41"}):
-        with pytest.raises(ToolkitError, match=rf"process {os.getpid()} on .* \(job 41\), which gave a sign") as error:
+        with pytest.raises(
+            ToolkitError, match=rf"process {os.getpid()} .* \(job 41\) since 2.* UTC, which gave a sign"
+        ) as error:
             Lease(tmp_path, {"SLURM_JOB_ID": "42"}).__enter__()
         assert "--output-dir" in error.value.problems[0].remedy
     with Lease(tmp_path, {"SLURM_JOB_ID": "42"}):

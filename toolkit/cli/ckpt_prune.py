@@ -20,8 +20,9 @@ from toolkit.errors import ToolkitError
 @as_json
 def command(directory: str, keep: int, keep_every: int, broken: bool, dry_run: bool, as_json: bool) -> None:
     """Delete valid checkpoints that need not stay; never the newest valid one, nor the one a pointer names."""
-    from toolkit.runtime import folders, lease, retention, storage
+    from toolkit.runtime import folders, retention, storage
     from toolkit.runtime import found as founds
+    from toolkit.runtime import holder as holders
 
     directory, found = look(directory)
     if not found:
@@ -35,7 +36,7 @@ def command(directory: str, keep: int, keep_every: int, broken: bool, dry_run: b
     valid = [each for each, good in states if good]
     gone = retention.doomed([(each, each.step) for each in valid], keep, keep_every)
     if not storage.is_url(directory):
-        holder = lease.holder(directory)
+        holder = holders.whose(directory)
         if holder and not dry_run:
             raise ToolkitError(
                 f"{directory} belongs to {holder}", remedy="it prunes by itself: see --keep of its program"

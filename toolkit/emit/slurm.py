@@ -6,7 +6,7 @@ from toolkit.emit import environment, script, shell
 from toolkit.errors import Problems, ToolkitError
 from toolkit.plan import Plan
 
-BODIES = ("common", "slurm", "node", "verdict", "attempts")
+BODIES = ("batch", "common", "slurm", "node", "verdict", "lease", "attempts")
 
 
 def batch_script(plan: Plan, files: script.Files, launcher: str = "torchrun") -> str:
@@ -32,7 +32,6 @@ def batch_script(plan: Plan, files: script.Files, launcher: str = "torchrun") ->
         lines.append(shell.comment(f"Note: {note}."))
     lines += [shell.assignment("launcher", launcher), *_container(plan)]
     lines += script.location(files.directory or ".", files.output_directory)
-    lines.append('cd -- "${SLURM_SUBMIT_DIR:?submit this script with sbatch}"')
     return "\n".join(lines) + "\n\n" + "\n".join(shell.body(name) for name in BODIES)
 
 

@@ -4,22 +4,26 @@ Two jobs that write one directory delete each other's checkpoints. Whoever train
 more than that of the holder before; the file is made by linking, which fails for all but one of several that try.
 A thread rewrites it every ``HEARTBEAT_SECONDS``. Another job that finds one
 
-- of its own Slurm job (requeued, or started again in it), or of a process of this machine that is gone, takes over
-  at once;
+- of its own Slurm job (requeued, or started again in it), of a job that Slurm says has ended or waits, or of a process
+  of this machine that is gone, takes over at once;
 - whose last heartbeat is younger than ``STALE_SECONDS`` refuses;
 - that is older watches it for two more heartbeats, then takes over.
+
+A batch script holds ``.job.G`` as well, for as long as its job runs (:mod:`toolkit.runtime.holder`): only processes of
+that job may take the lease.
 
 Ages are differences of two modification times of this directory, that of the lease and that of a file written now:
 clocks of nodes may be wrong by hours. A holder that was only asleep finds the higher number, and must not commit
 (:meth:`Lease.check`): numbers only grow, so that it cannot come back.
+
+    python -m toolkit.runtime.lease DIR       changes nothing; exit code 2, and a sentence, where another job is there
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import platform
-import re
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -29,20 +33,10 @@ from types import TracebackType
 import msgspec
 
 from toolkit.errors import ToolkitError
+from toolkit.runtime import holder as holders
+from toolkit.runtime.holder import JOB, LEASE, STALE_SECONDS, Holder
 
-HEARTBEAT_SECONDS, STALE_SECONDS = 15.0, 120.0
-NAME = re.compile(r"\.lease\.(\d+)")
-
-
-class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """Who holds a lease."""
-
-    host: str
-    pid: int
-    born: str = ""  # the process's start, in ticks since boot, with boot and name space: a number may be used again
-    job_id: str = ""
-    restart_count: int = 0
-    beats: int = 0
+HEARTBEAT_SECONDS = 15.0
 
 
 class Lease:
@@ -57,14 +51,8 @@ class Lease:
     ) -> None:
         self.directory = Path(directory)
         self.heartbeat_seconds, self.stale_seconds = heartbeat_seconds, stale_seconds
-        restarts = environment.get("SLURM_RESTART_COUNT", "0")
-        self.holder = Holder(
-            host=platform.node(),
-            pid=os.getpid(),
-            born=_born(os.getpid()),
-            job_id=environment.get("SLURM_JOB_ID", ""),
-            restart_count=int(restarts) if restarts.isdecimal() else 0,
-        )
+        self.holder = holders.of_this_process(environment)
+        self._environment = environment
         self._path: Path | None = None
         self._done = threading.Event()
         self._thread: threading.Thread | None = None
@@ -79,9 +67,18 @@ class Lease:
             ) from error
         return self
 
+    def look(self) -> None:
+        """Raise ToolkitError where the lease could not be taken because of another job."""
+        found = self._job()
+        if found is not None and self.holder.job_id == found[1].job_id:
+            return  # its script has looked
+        self._free_generation()
+        self._require_no_job()
+
     def _take(self) -> None:
         generation = self._free_generation()
-        path = self.directory / f".lease.{generation}"
+        self._require_no_job()
+        path = self.directory / f"{LEASE}.{generation}"
         temporary = self.directory / f".lease-of-{self.holder.host}-{self.holder.pid}"
         temporary.write_bytes(msgspec.json.encode(self.holder))
         try:
@@ -91,7 +88,15 @@ class Lease:
         finally:
             temporary.unlink()
         self._path = path
-        for number, old in self._all():
+        try:
+            if later := self._superseded():
+                self._refuse(later, "took it in this moment")
+            self._require_no_job()  # a batch script looks at leases after it has made its file, in turn
+        except ToolkitError:
+            self._path = None
+            path.unlink(missing_ok=True)
+            raise
+        for number, old in holders.files(self.directory, LEASE):
             if number < generation:
                 old.unlink(missing_ok=True)
         _held[self.directory.resolve()] = self
@@ -117,59 +122,83 @@ class Lease:
     def _superseded(self) -> Path | None:
         """The lease that counts, where it is not this one (or this one's path, where all are gone)."""
         assert self._path is not None
-        newest = next((path for _, path in self._all()), self._path)
-        holder = _read(newest)
-        mine = holder is not None and (holder.host, holder.pid, holder.born) == (
-            self.holder.host,
-            self.holder.pid,
-            self.holder.born,
-        )
-        return None if mine else newest
-
-    def _all(self) -> list[tuple[int, Path]]:
-        found = [(int(match[1]), path) for path in self.directory.iterdir() if (match := NAME.fullmatch(path.name))]
-        return sorted(found, reverse=True)
+        newest = next((path for _, path in holders.files(self.directory, LEASE)), self._path)
+        holder = holders.read(newest)
+        return None if holder is not None and holders.is_same(holder, self.holder) else newest
 
     def _beat(self) -> None:
         beats = 0
         while not self._done.wait(self.heartbeat_seconds):
             beats += 1
-            with contextlib.suppress(OSError):  # a full or absent disk: the next one may reach it
+            with contextlib.suppress(OSError, msgspec.MsgspecError):  # a full or absent disk: the next one may reach it
                 self._rewrite(msgspec.json.encode(msgspec.structs.replace(self.holder, beats=beats)))
 
     def _rewrite(self, content: bytes) -> None:
         assert self._path is not None
-        descriptor = os.open(self._path, os.O_WRONLY)  # not created: it may have been taken away
+        descriptor = os.open(self._path, os.O_RDWR)  # not created: it may have been taken away
         try:
-            os.pwrite(descriptor, content, 0)  # beats only grow, so the content does not get shorter
-            os.fsync(descriptor)
+            there = msgspec.json.decode(os.pread(descriptor, 2**16, 0), type=Holder)
+            if holders.is_same(there, self.holder):  # not another's, who began at 1 again
+                os.pwrite(descriptor, content, 0)  # beats only grow, so the content does not get shorter
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
 
     def _free_generation(self) -> int:
         """The number to take, after waiting where that is needed; raises ToolkitError where the directory is held."""
-        for number, path in self._all():
-            holder = _read(path)
-            if holder is None or self._may_follow(holder):
-                return number + 1
-            age = self._now() - _modified(path)
-            if -self.heartbeat_seconds <= age <= self.stale_seconds:
-                self._refuse(path, f"gave a sign {max(age, 0.0):.0f} s ago")
-            # old, or from a clock ahead of the server's: no sign in this time, on this process's own clock, decides
-            patience = 2 * self.heartbeat_seconds if age > 0 else self.stale_seconds
-            until = time.monotonic() + patience
-            while time.monotonic() < until:
-                time.sleep(min(1.0, patience / 20))
-                if path.exists() and _read(path) != holder:
-                    self._refuse(path, "is alive: its heartbeat goes on")
+        for number, path in holders.files(self.directory, LEASE):
+            holder = holders.read(path)
+            if holder is not None and not self._may_follow(holder):
+                self._require_gone(path, holder)
             return number + 1
         return 1
 
     def _may_follow(self, holder: Holder) -> bool:
-        here = holder.host == self.holder.host and _space(holder.born) == _space(self.holder.born)
-        if here and _born(holder.pid) == holder.born:
-            return False  # the process is there
-        return here or bool(holder.job_id and holder.job_id == self.holder.job_id)
+        here = holders.lives_here(holder)
+        if here is not None:
+            return not here
+        if not holder.job_id or holder.job_id != self.holder.job_id:
+            return self._has_job()  # whose script has looked
+        return holder.restart_count < self.holder.restart_count or (
+            bool(self.holder.run) and holder.run != self.holder.run
+        )
+
+    def _job(self) -> tuple[Path, Holder] | None:
+        """The batch script that holds the directory."""
+        found = ((path, holders.read(path)) for _, path in holders.files(self.directory, JOB))
+        return next(((path, holder) for path, holder in found if holder is not None), None)
+
+    def _has_job(self) -> bool:
+        found = self._job()
+        mine = self.holder.job_id
+        return found is not None and found[1].job_id == mine and self.holder.run.startswith(f"{mine}-")
+
+    def _require_no_job(self) -> None:
+        """Raise ToolkitError where another job's script holds the directory."""
+        found = self._job()
+        if found is not None and found[1].job_id != self.holder.job_id and holders.lives_here(found[1]) is not False:
+            self._require_gone(*found)
+
+    def _require_gone(self, path: Path, holder: Holder) -> None:
+        """Raise ToolkitError unless the holder is known to be gone, or gives no sign in some time."""
+        said, until = holders.slurm_says(holder, self._environment), time.monotonic() + self.stale_seconds
+        while said == "ending" and time.monotonic() < until:
+            time.sleep(1.0)
+            said = holders.slurm_says(holder, self._environment)
+        if said == "over":
+            return
+        if said == "suspended" or (said == "running" and path.name.startswith(f"{JOB}.")):
+            self._refuse(path, f"is {said}", holder)
+        before, age = holders.sign(path), self._now() - holders.modified(path)
+        if -self.heartbeat_seconds <= age <= self.stale_seconds:
+            self._refuse(path, f"gave a sign {max(age, 0.0):.0f} s ago", holder)
+        # old, or from a clock ahead of the server's: no sign in this time, on this process's own clock, decides
+        patience = 2 * self.heartbeat_seconds if age > 0 else self.stale_seconds
+        until = time.monotonic() + patience
+        while time.monotonic() < until:
+            time.sleep(min(1.0, patience / 20))
+            if holders.sign(path) not in (None, before):
+                self._refuse(path, "is alive: its heartbeat goes on", holder)
 
     def _now(self) -> float:
         """The time that the file server writes on a file now."""
@@ -182,14 +211,11 @@ class Lease:
         finally:
             probe.unlink(missing_ok=True)
 
-    def _refuse(self, path: Path, why: str) -> None:
-        holder = _read(path)
-        who = "another job" if holder is None else f"process {holder.pid} on {holder.host}"
-        job = f" (job {holder.job_id})" if holder and holder.job_id else ""
+    def _refuse(self, path: Path, why: str, holder: Holder | None = None) -> None:
+        holder = holders.read(path) or holder
         raise ToolkitError(
-            f"{self.directory} belongs to {who}{job}, which {why}",
-            remedy=f"give another --output-dir, or stop that job: {self.stale_seconds:.0f} s after its last sign"
-            " the directory is free",
+            f"{self.directory} belongs to {holders.in_words(holder)}, which {why}",
+            remedy=holders.how_to_end(holder, self.stale_seconds),
         )
 
 
@@ -203,46 +229,19 @@ def require(directory: str | Path) -> None:
         found.check()
 
 
-def holder(directory: str | Path) -> str:
-    """Who writes in a directory now, in words; "" where nobody is known to."""
-    other = Lease(directory, {})
-    for _, path in other._all():
-        found = _read(path)
-        if found is None:
-            continue
-        here = found.host == other.holder.host and _space(found.born) == _space(other.holder.born)
-        alive = _born(found.pid) == found.born if here else time.time() - _modified(path) <= other.stale_seconds
-        if alive:
-            return f"process {found.pid} on {found.host}" + (f" (job {found.job_id})" if found.job_id else "")
-    return ""
-
-
-def _read(path: Path) -> Holder | None:
+def main(words: list[str]) -> int:
+    """Look at a directory that a run is about to be started in."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Holder)
-    except (OSError, msgspec.MsgspecError):
-        return None
+        Lease(words[0]).look()
+    except ToolkitError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except OSError as error:  # the run itself tells what it cannot write
+        print(f"note: whether {words[0]} is another job's cannot be seen: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        return 130
+    return 0
 
 
-def _modified(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except FileNotFoundError:
-        return float("-inf")
-
-
-def _born(pid: int) -> str:
-    """What no other process has: start time, boot, and the name space of process numbers; "" where there is none."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        fields = stat.rpartition(")")[2].split()
-        if fields[0] == "Z":
-            return ""
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{fields[19]} {boot} {Path('/proc/self/ns/pid').readlink()}"
-    except OSError:
-        return ""
-
-
-def _space(born: str) -> str:
-    return born.partition(" ")[2]
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

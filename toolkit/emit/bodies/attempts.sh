@@ -66,7 +66,8 @@ srun_pid=
 # shellcheck disable=SC2317,SC2329  # called by trap
 request_stop() {
   stop_requested=1
-  : 2>/dev/null >"$output_directory/STOP" || true        # seen by rank 0 where the signal does not get through
+  # seen by rank 0 where the signal does not get through; of a directory that another job holds it would stop that one
+  if is_mine; then { : >"$output_directory/STOP"; } 2>/dev/null || true; fi
   if [ -n "$srun_pid" ]; then kill -USR1 "$srun_pid" 2>/dev/null || true; fi
 }
 trap request_stop USR1
@@ -101,6 +102,7 @@ check_nodes() {
   if [ "${#hosts}" -lt 100000 ]; then preflight+=(--hosts "${hosts//$'\n'/,}"); fi    # one word has at most 128 KiB
   "${everywhere[@]}" "${container_options[@]}" "${in_container[@]}" "${preflight[@]}" &
   await_step
+  keep_folder
   if [ "$rc" = 0 ] || [ "$stop_requested" = 1 ]; then return; fi
   step_saved=$(saved_step) result=preflight culprits='' cause="toolkit preflight returned $rc, see above"
   case $rc in
@@ -121,15 +123,18 @@ check_nodes() {
   requeue_without "$culprits"
 }
 
+take_folder
 prepare_attempt 0
 if [ "${#preflight[@]}" -gt 0 ]; then check_nodes; fi
 while :; do
   run_attempt
+  keep_folder
   judge
   step_saved=$(saved_step)
   echo "end: srun returned $rc, stop requested: $stop_requested, result: $result, saved: step $step_saved"
   if [ -n "$cause" ]; then echo "  $cause"; fi
   case $result in
+    refused) fail "$cause" "wait for its end, stop it, or give another --output-dir" ;;
     finished) echo "finished: $output_directory/FINISHED" && rm -rf -- "$output_directory/.attempt" && exit 0 ;;
     ended) exit 0 ;;
     failed) give_up "it would fail again; $cause" ;;

@@ -20,6 +20,10 @@ if [ "${gpus_per_node:?}" -gt 0 ]; then
     "this machine has $found GPUs, the plan needs $gpus_per_node per node" \
     "plan again for this machine with toolkit plan --gpus $found"
 fi
+rc=0
+"$python" -m toolkit.runtime.lease "$output_directory" || rc=$?      # whether another run is there
+if [ "$rc" = 130 ]; then exit 75; fi
+if [ "$rc" != 0 ]; then exit "$rc"; fi
 if [ "${#preflight[@]}" -gt 0 ]; then                     # of this machine by itself
   rc=0
   "${preflight[@]}" --nodes 1 --node 0 || rc=$?

@@ -53,7 +53,10 @@ fi
 prepare_attempt() {
   attempt=$1
   export TOOLKIT_ATTEMPT=$SLURM_JOB_ID-$restart-$attempt
+  export APPTAINERENV_TOOLKIT_ATTEMPT=$TOOLKIT_ATTEMPT    # also where the site's apptainer passes nothing else on
   attempt_folder=$output_directory/.attempt/$TOOLKIT_ATTEMPT
+  keep_folder
+  # of this job's earlier attempts, and of jobs that held the directory before
   rm -rf -- "$output_directory/.attempt" "$output_directory/outcome.json" "$output_directory"/stacks/HANG*
   if [ "$stop_requested" = 0 ]; then rm -f -- "$output_directory/STOP"; fi
   mkdir -p -- "$attempt_folder"

@@ -1,9 +1,12 @@
 # ---- How did an attempt end? -----------------------------------------------------------------------
 # Exit codes do not tell: torchrun makes 1 of everything, srun returns the highest of all tasks.
 
-# One value of outcome.json, which has one on each line.
+# One value of outcome.json, which has one on each line; nothing of another start's.
 outcome_of() {
-  sed -n "s/^  \"$1\": \"\{0,1\}\(.*[^\",]\)\"\{0,1\},\{0,1\}\$/\1/p" "$output_directory/outcome.json" 2>/dev/null || true
+  local said
+  said=$(cat -- "$output_directory/outcome.json" 2>/dev/null) || return 0
+  case $said in *"\"attempt\": \"$TOOLKIT_ATTEMPT\""* | *'"attempt": ""'*) ;; *) return 0 ;; esac
+  sed -n "s/^  \"$1\": \"\{0,1\}\(.*[^\",]\)\"\{0,1\},\{0,1\}\$/\1/p" <<<"$said"
 }
 
 saved_step() {                                           # of the newest whole checkpoint; 0 without one
@@ -42,7 +45,7 @@ hung() {
   cause="$cause; stacks are in $output_directory/stacks"
 }
 
-# Sets result (finished ended stopped failed fault), culprits (nodes, by spaces), cause (a sentence).
+# Sets result (finished ended refused stopped failed fault), culprits (nodes, by spaces), cause (a sentence).
 judge() {
   result='' culprits='' cause=''
   local state kind file word value node said killed='' came=0
@@ -52,8 +55,13 @@ judge() {
     [ -e "$file" ] || continue
     came=$((came + 1)) node='' said=''
     while read -r word value; do
-      case $word in here) node=$value ;; *) said="$said $word" ;; esac
+      case $word in
+        here) node=$value ;;
+        refused) result=refused cause=$value ;;          # somebody else trains in this directory
+        *) said="$said $word" ;;
+      esac
     done <"$file"
+    if [ "$result" = refused ]; then return; fi
     if [ -z "$said" ]; then
       killed="$killed ${file##*/}"
       case " $culprits " in *" $node "*) ;; *) culprits="${culprits:+$culprits }$node" ;; esac
