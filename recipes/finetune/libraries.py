@@ -50,6 +50,8 @@ def prepare(plan: Plan) -> None:
     logging.getLogger("transformers.trainer_utils").addFilter(
         lambda entry: "do not match the ones in the `trainer_state.json`" not in entry.getMessage()
     )
+    # of a run that goes on with other ranks: nothing here is tensor parallel, so that there is no such unit
+    logging.getLogger("DeepSpeed").addFilter(lambda entry: "MPU is not provided" not in entry.getMessage())
     if not checks.is_cpu(plan) and not torch.cuda.is_available():
         raise ToolkitError(
             f"the plan is for {plan.cluster.accelerator.name}, torch finds no GPU on this machine",

@@ -3,12 +3,12 @@
     goodput = sum of seconds of the steps that count / (t_end - t_start)
 
 ``t_start`` is when the first process of the run began, ``t_end`` the last sign of life (a step, an evaluation, the end
-that ``run.json`` tells, or the marker FINISHED). Of a step that was made several times the last one counts. Everything
-else is lost, by cause, and
+that ``run.json`` tells, or the marker FINISHED). Of a step that was made several times the last one counts, and none that
+a later start has gone back behind. Everything else is lost, by cause, and
 
     productive + repeated + start_up + save + evaluation + idle + other = t_end - t_start
 
-    repeated    steps that a later start made again, since they were not in a checkpoint
+    repeated    steps that a later start made again, or is yet to, since they were not in a checkpoint
     start_up    from the beginning of a process to its first step: imports, data, model, reading the checkpoint
     save        for which saves have held up training, and the end of a start
     evaluation  held-out losses
@@ -32,7 +32,7 @@ import msgspec
 from toolkit.errors import ToolkitError, reason
 from toolkit.record import EvaluationRecord, RunRecord, StepRecord
 from toolkit.runtime.checkpoint import FINISHED
-from toolkit.runtime.telemetry import EVALUATIONS, RUN, STEPS
+from toolkit.runtime.telemetry import EVALUATIONS, RUN, STEPS, standing
 
 Record = TypeVar("Record", StepRecord, EvaluationRecord)
 Known = TypeVar("Known", StepRecord, EvaluationRecord, RunRecord)
@@ -89,9 +89,10 @@ def account(
     ``end`` is that of the run where something later than its last line tells it. Raises ValueError where no time
     passed.
     """
-    kept = {record.step: number for number, record in enumerate(steps)}
-    productive = sum(steps[number].seconds for number in kept.values())
-    repeated = sum(record.seconds for number, record in enumerate(steps) if kept[record.step] != number)
+    kept = standing(steps)
+    lost = sorted(set(range(len(steps))) - set(kept))
+    productive = sum(steps[number].seconds for number in kept)
+    repeated = sum(steps[number].seconds for number in lost)
     saves = sum(record.save_stall_seconds for record in steps) + sum(each.last_save_stall for each in starts)
     evaluating = sum(record.seconds for record in evaluations)
     start_up, idle, last = 0.0, 0.0, starts[0].began
@@ -121,8 +122,8 @@ def account(
         other_seconds=total - productive - repeated - start_up - saves - evaluating - idle,
         starts=len(starts),
         steps=len(kept),
-        repeated_steps=len(steps) - len(kept),
-        productive_by_part=by_part(steps[number] for number in kept.values()),
+        repeated_steps=len(lost),
+        productive_by_part=by_part(steps[number] for number in kept),
     )
 
 

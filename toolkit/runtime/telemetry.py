@@ -2,8 +2,8 @@
 
 Only rank 0 writes. A line is on the disk before the next step begins: each is appended, flushed and
 fsynced, so a killed job loses at most the line that it was writing; that torn line is cut off at the
-next start. A run that is restarted from a checkpoint repeats some steps; nothing is deleted, and the
-later line of a step is the one that holds (:func:`read_steps`).
+next start. A run that is restarted from a checkpoint repeats some steps; nothing is deleted, and what a
+later line has gone back behind holds no more (:func:`standing`).
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import contextlib
 import datetime
 import hashlib
 import importlib.metadata
+import math
 import os
 import platform
 import time
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, MutableMapping, Sequence
 from pathlib import Path
 from typing import IO, TypeVar
 
@@ -159,9 +160,24 @@ def read_run(directory: str | Path) -> RunRecord:
 
 
 def read_steps(directory: str | Path) -> list[StepRecord]:
-    """The steps of a run in order; of a repeated step the later line. What no start has written is left out."""
-    steps = {record.step: record for record in _lines(Path(directory) / STEPS, StepRecord)}
-    return [steps[number] for number in sorted(steps)]
+    """The steps that the run as it stands has made, in order, each once. What no start has written is left out."""
+    steps = list(_lines(Path(directory) / STEPS, StepRecord))
+    return [steps[number] for number in standing(steps)]
+
+
+def standing(steps: Sequence[StepRecord]) -> list[int]:
+    """Which lines of steps.jsonl, in the order of the file, the run as it stands has made.
+
+    A later start, or a run that has gone back, begins at some step again: what was made from there on before is lost,
+    the part that has not been made again too.
+    """
+    found: list[int] = []
+    least = math.inf
+    for number in reversed(range(len(steps))):
+        if steps[number].step < least:
+            found.append(number)
+            least = steps[number].step
+    return found[::-1]
 
 
 def read_evaluations(directory: str | Path) -> list[EvaluationRecord]:
