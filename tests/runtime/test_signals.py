@@ -72,6 +72,39 @@ def test_before_the_first_step_every_rank_sees_the_file_of_its_own_start(tmp_pat
     assert started.returncode == STOPPED and "nothing is lost" in said
 
 
+def _waits(folder: Path, rank: int, attempt: str) -> subprocess.Popen[str]:
+    """A rank of a job script's attempt, before its first step."""
+    code = (
+        "import sys, time\nfrom toolkit.runtime.signals import attended\n"
+        "with attended(sys.argv[1], int(sys.argv[2])):\n    print('in', flush=True)\n    time.sleep(60)"
+    )
+    environment = os.environ | {"TOOLKIT_ATTEMPT": attempt}
+    command = [sys.executable, "-c", code, str(folder), str(rank)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def test_a_rank_that_starts_later_than_the_file_was_written_sees_it(tmp_path: Path) -> None:
+    """The job script has removed what was there before its ranks start."""
+    (tmp_path / ".attempt" / "7-0-0").mkdir(parents=True)
+    (tmp_path / STOP_FILE).touch()
+    started = _waits(tmp_path, 1, "7-0-0")
+    assert "nothing is lost" in started.communicate(timeout=50)[0] and started.returncode == STOPPED
+
+
+def test_before_the_first_step_one_rank_that_is_asked_takes_the_others_along(tmp_path: Path) -> None:
+    (tmp_path / ".attempt" / "7-0-0").mkdir(parents=True)
+    (tmp_path / ".attempt" / "8-0-0").mkdir(parents=True)
+    ranks = [_waits(tmp_path, rank, "7-0-0") for rank in range(2)]
+    other = _waits(tmp_path, 1, "8-0-0")  # of another job, which has not been asked
+    for each in (*ranks, other):
+        assert each.stdout is not None and each.stdout.readline() == "in\n"
+    ranks[1].send_signal(signal.SIGUSR1)
+    assert [each.wait(timeout=50) for each in ranks] == [STOPPED, STOPPED]
+    assert other.poll() is None and not (tmp_path / STOP_FILE).exists()
+    other.kill()
+    other.wait()
+
+
 def test_torchrun_must_not_take_a_stop_for_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     assert stopped_exit_code() == STOPPED == os.EX_TEMPFAIL

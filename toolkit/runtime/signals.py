@@ -13,12 +13,15 @@ next start makes it; in what follows the last evaluation, the writing of the res
 
 Before the first step there is nothing to save and no common point to agree at: one rank may be preparing
 data while the others wait for it for an hour. There a request makes each rank leave at once, from a thread
-that notices the signal although the main thread is in a collective (``signal.set_wakeup_fd``). The
-thread also sees that torchrun has died, which would leave its workers behind as orphans.
+that notices the signal although the main thread is in a collective (``signal.set_wakeup_fd``). A rank that
+leaves so tells the others by a file of this start, since it may be the only one that was asked, and torchrun on another
+node would take its end for a success. The thread also sees that torchrun has died, which would leave its workers behind
+as orphans.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -59,6 +62,9 @@ class StopRequest:
         self.stopped = False  # whether they have agreed to stop
         self.stop_file = Path(directory) / STOP_FILE
         self.presence = presence or Presence(directory, rank)
+        self._left = (
+            self.presence.words.with_name(STOP_FILE) if self.presence.words else None
+        )  # a rank of this start has
         self._before: dict[signal.Signals, Any] = {}
         self._interrupts = 0
         self._ends: tuple[int, int] | None = None
@@ -126,16 +132,23 @@ class StopRequest:
                 os._exit(1)
 
     def _file_asks(self) -> bool:
-        """Whether there is a file for this start; rank 0 has removed an earlier start's, the others see its age."""
+        """Whether there is a file for this start. A job script, or else rank 0, has removed an earlier start's; without
+        a job script the others see its age.
+        """
+        if self._left is not None and self._left.exists():
+            return True
         try:
             written = self.stop_file.stat().st_mtime
         except OSError:
             return False
-        return self.rank == 0 or written > self._since
+        return self.rank == 0 or bool(self.presence.name) or written > self._since
 
     def _leave_now(self) -> None:
         """Before the first step: nothing is lost."""
         self.presence.left("stopped", stopped_exit_code(), self.reason)
+        if self._left is not None:
+            with contextlib.suppress(OSError):
+                self._left.touch()
         if os.environ.get("LOCAL_RANK", "0") == "0":  # once on each node
             print(f"stopped before the first step ({self.reason}): nothing is lost", flush=True)
         os._exit(stopped_exit_code())
