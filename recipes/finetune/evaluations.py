@@ -1,20 +1,29 @@
 """An evaluation ends at its next batch where a rank has been asked to stop: a job does not wait for its end.
 
 All ranks agree before each batch, as after each step (toolkit.runtime.signals), so all leave it at the same one. What
-was computed is thrown away; the next start evaluates before its first step.
+was computed is thrown away; the next start makes it before its first step (:func:`left_out`).
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
+
+from toolkit.runtime.telemetry import read_evaluations
 
 T = TypeVar("T")
 
 
 class Interrupted(Exception):
     """All ranks leave this evaluation here."""
+
+
+def left_out(step: int, last: int, every: int, folder: Path) -> bool:
+    """Whether the evaluation after ``step``, where a start begins, was due and is missing; the last is made anyway."""
+    due = every > 0 and step < last and step % every == 0
+    return due and all(each.step != step for each in read_evaluations(folder))
 
 
 def until_asked(trainer: Any, batches: Iterable[T]) -> Iterator[T]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes import option_table, program, ranks, resume, schedule, setbacks, stragglers
-from recipes.finetune import arguments, checks, libraries, material, padding, result
+from recipes.finetune import arguments, checks, evaluations, libraries, material, padding, result
 from recipes.finetune import model as models
 from toolkit import plan as plans
 from toolkit.errors import Problems, ToolkitError
@@ -130,6 +130,8 @@ def _train(
     if start and start.step >= last < total:
         say(f"{folder / start.name} is at step {start.step} already, --max-steps is {last}", flush=True)
         return 0
+    due = evaluations.left_out(start.step if start else 0, last, options.eval_steps, folder)
+    training.eval_on_start = everybody.share(due)[0]  # a node may see an older file than another
     if start and start.converted:
         training.deepspeed_plugin.hf_ds_config.config["checkpoint"] = {"load_universal": True}
     identity = _wandb_identity(start) if report_to else {}
