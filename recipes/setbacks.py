@@ -75,6 +75,7 @@ class Setbacks:
         self.listed = ranks.shared(lambda: skipped.read(folder), self.group)
         self.watch = Watch(rules, before)
         self.pending: Finding | None = None
+        self.origin: Callable[[], str] | None = None  # what tells the module; all ranks call it, with the same weights
         self.losses: list[Any] = []  # of the micro batches of the step on this rank, in their order, on its device
         self._note()
 
@@ -110,7 +111,8 @@ class Setbacks:
         if not verdict:
             return False
         found = found or Finding(step=step, kind=NAN, quantity="loss")  # another rank's
-        told = f"{found}; {self._where(found.step, losses)}"
+        where = self._origin(found)
+        told = f"{found}; {self._where(found.step, losses)}" + (f"; {where}" if where else "")
         self.telemetry.event(
             EventRecord(
                 kind=found.kind,
@@ -120,6 +122,7 @@ class Setbacks:
                 quantity=found.quantity,
                 value=found.value,
                 limit=found.limit or None,
+                where=where,
             )
         )
         if verdict == "warn":
@@ -128,6 +131,7 @@ class Setbacks:
         if verdict == "stop":
             raise Diverged(
                 told,
+                where=where,
                 remedy="the same batch would do it again: look at it, lower the learning rate, or give"
                 f" --on-{found.kind} skip to leave it out and go on from the newest checkpoint",
             )
@@ -200,6 +204,13 @@ class Setbacks:
         worst = torch.tensor(VERDICTS.index(mine), device=self.device)
         torch.distributed.all_reduce(worst, op=torch.distributed.ReduceOp.MAX)
         return VERDICTS[int(worst)]
+
+    def _origin(self, found: Finding) -> str:
+        """Of a value that is not finite the module; empty for a spike. All ranks call it."""
+        if self.origin is None or not any(self.group.share(found.kind == NAN)):
+            return ""
+        self.say(f"{found}: the batch is run once more to find the module", flush=True)
+        return self.origin()
 
     def _where(self, step: int, losses: list[Any]) -> str:
         """The batch, and of micro batches whose own loss is not finite the samples, with ranks and hosts."""

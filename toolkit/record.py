@@ -80,6 +80,7 @@ class EventRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     quantity: str = ""  # loss | gradient_norm; of a straggler the section
     value: float | None = None  # None: not finite
     limit: float | None = None
+    where: str = ""  # of a value that is not finite: module or parameter, and rank
     rank: int | None = None
     host: str = ""
     restart: int = 0

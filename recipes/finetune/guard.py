@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from recipes.finetune.origin import Examiner
 from recipes.setbacks import Setbacks
 
 
@@ -20,12 +21,14 @@ class Guard(TrainerCallback):
     """Among the last of the callbacks: the step has been written down, and a save may be due that must not be made."""
 
     def __init__(self, setbacks: Setbacks) -> None:
-        self.setbacks = setbacks
+        self.setbacks, self.examiner = setbacks, Examiner(setbacks.group)
+        setbacks.origin = self.examiner.where
         self.trainer: Any = None  # set once there is one
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """A run that may go back has a checkpoint from its beginning on."""
         trainer = self.trainer
+        self.examiner.attach(trainer)
         if self.setbacks.rules.skips and trainer.start is None:
             if trainer.is_fsdp_enabled:
                 _begin_states(trainer.optimizer.optimizer)
@@ -35,6 +38,7 @@ class Guard(TrainerCallback):
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """The losses of its micro batches follow."""
         self.setbacks.losses = self.trainer.micro_losses = []
+        self.trainer.micro_batches = []
 
     def on_log(
         self,

@@ -35,6 +35,7 @@ class ContractTrainer(Trainer):
     def __init__(self, plan: Plan, total_steps: int, start: Start | None = None, **keywords: Any) -> None:
         self.plan, self.total_steps, self.start = plan, total_steps, start
         self.prepared, self.micro_losses = False, list[torch.Tensor]()
+        self.micro_batches = list[tuple[dict[str, Any], Any]]()  # of the step, with the tokens of the whole batch
         self.own_use_cache = getattr(keywords["model"].config, "use_cache", None)  # the Trainer switches it off
         super().__init__(**keywords)
         if not self.model_accepts_loss_kwargs:  # then the Trainer takes a mean over micro batches of their means
@@ -45,7 +46,10 @@ class ContractTrainer(Trainer):
             )
 
     def training_step(self, *positional: Any, **keywords: Any) -> torch.Tensor:
-        """One micro batch; its loss is kept on the device, for telling where one is not finite."""
+        """One micro batch; it and its loss, on the device, are kept for telling where one is not finite."""
+        self.micro_batches.append(
+            (positional[1], positional[2] if len(positional) > 2 else keywords.get("num_items_in_batch"))
+        )
         loss = super().training_step(*positional, **keywords)
         self.micro_losses.append(loss)
         return loss

@@ -18,6 +18,7 @@ from megatron.core.utils import unwrap_model
 from recipes import continuity, option_table, program, resume, schedule, setbacks, stragglers
 from recipes.finetune.model import load_tokenizer
 from recipes.pretrain import checkpoints, data, evaluation, forward, model, saving
+from recipes.pretrain import origin as origins
 from recipes.pretrain.config import CoreConfig, learning_rate_contract
 from recipes.pretrain.hugging_face import start as hugging_face
 from recipes.pretrain.hugging_face import transfer
@@ -98,6 +99,8 @@ def train(
         work=parallel_state.get_pipeline_model_parallel_rank(),
         apart=_apart(core),
     )
+    examiner = origins.Examiner(built, core, text.train, machine.device, back.group)
+    back.origin = examiner.where
     saves = saving.Saves(plan, folder, built, options)
 
     def save(step: int) -> None:
@@ -146,7 +149,7 @@ def train(
         clock.start()
         rate = schedule.learning_rate(step - 1, total, contract)
         model.set_learning_rate(built.optimizer, rate, contract.weight_decay)
-        batch = skipped.batch_of(step - 1, back.batches)
+        batch = examiner.batch = skipped.batch_of(step - 1, back.batches)
         loss, gradient_norm, back.losses = optimizer_step(
             built, core, text.train, batch, machine.device, clock, behind.own
         )

@@ -55,6 +55,12 @@ def test_exit_codes_are_no_signals() -> None:
     assert killed.by_signal(failures(r0=1, r1=int(signal.SIGKILL)), WITNESS) is None
 
 
+def test_a_sigterm_beside_a_failure_is_of_torchrun() -> None:
+    assert killed.by_signal(failures(r0=1, r1=-15), None) is None
+    named = killed.by_signal(failures(r0=-15, r1=-15), None)
+    assert named is not None and named.rank == 0
+
+
 def test_what_the_launcher_knows_replaces_what_a_witness_told(tmp_path: Path) -> None:
     found = killed.by_signal(failures(r1=-9), None)
     assert found is not None

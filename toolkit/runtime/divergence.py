@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from toolkit.errors import ToolkitError
+from toolkit.errors import Problem, ToolkitError
 from toolkit.record import StepRecord
 
 DIVERGED = 78  # exit code: the same batch gives the same numbers again
@@ -41,6 +41,10 @@ class Diverged(ToolkitError):
 
     exit_code = DIVERGED
     kind = "diverged"
+
+    def __init__(self, *problems: Problem | str, remedy: str = "", where: str = "") -> None:
+        super().__init__(*problems, remedy=remedy)
+        self.where = where  # module and rank, of a value that is not finite
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):

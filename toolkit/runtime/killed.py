@@ -33,7 +33,9 @@ def by_signal(failures: Failures, found: Outcome | None) -> Outcome | None:
     where there is no other: libraries abort processes that merely have lost their peer.
     """
     told = {rank for rank, each in failures.items() if outcome.told_to_torchrun(each.error_file_data) is not None}
-    codes = {rank: each.exitcode for rank, each in failures.items() if each.exitcode < 0 and rank not in told}
+    rest = {rank: each.exitcode for rank, each in failures.items() if rank not in told}
+    others_failed = any(code > 0 for code in rest.values())  # then a SIGTERM is torchrun's
+    codes = {rank: code for rank, code in rest.items() if code < 0 and not (code == -signal.SIGTERM and others_failed)}
     others = [rank for rank in codes if codes[rank] != -signal.SIGABRT] or list(codes)
     if not others:
         return None
