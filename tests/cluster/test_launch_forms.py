@@ -103,40 +103,45 @@ def test_fewer_gpus_than_planned_stop_the_job(cluster, tmp_path):
     assert "not started again" in slurm.output(job)
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
-@pytest.mark.parametrize(
-    ("gpus", "site"), [(1, {}), (4, {"gpu_request": "gres"}), (4, {"exclusive": False, "cpus_per_node": 24})], ids=str
-)
-def test_a_plan_for_a_part_of_a_node_starts(cluster, tmp_path, launcher, gpus, site):
+def test_a_plan_for_a_part_of_a_node_starts(cluster, tmp_path):
     """With --exclusive a job has all 8 GPUs of its nodes."""
-    lines, said = processes(cluster, shell_job(cluster, tmp_path, launcher, gpus=gpus, **site))
-    assert len(lines) == (2 if launcher == "torchrun" else 2 * gpus), said
-    assert all(f"GPUs {','.join('01234567'[:gpus])} words" in line for line in lines), said
+    forms = [
+        ("torchrun", 1, {}),
+        ("srun", 1, {"gpu_request": "gres"}),
+        ("srun", 4, {}),
+        ("torchrun", 4, {"exclusive": False, "cpus_per_node": 24}),
+    ]
+    numbers = [
+        shell_job(cluster, tmp_path / str(at), launcher, gpus=gpus, **site)
+        for at, (launcher, gpus, site) in enumerate(forms)
+    ]
+    for number, (launcher, gpus, _) in zip(numbers, forms, strict=True):
+        lines, said = processes(cluster, number)
+        assert len(lines) == (2 if launcher == "torchrun" else 2 * gpus), said
+        assert all(f"GPUs {','.join('01234567'[:gpus])} words" in line for line in lines), said
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
-@pytest.mark.parametrize(
-    "asked",
-    [
-        ("--gpus-per-node=8",),
-        ("--gres=gpu:h100:8",),
-        ("--gpus-per-task=1",),
-        ("--gpu-bind=single:1",),
-        ("--gpu-bind=closest",),
-        ("--distribution=cyclic",),
-        ("--ntasks-per-gpu=1",),
-    ],
-    ids=str,
-)
-def test_what_else_a_user_asks_of_the_job(cluster, tmp_path, launcher, asked):
-    """More GPUs than planned, or options that would hide them from the processes, or change the order of the ranks."""
-    lines, said = processes(cluster, shell_job(cluster, tmp_path, launcher, gpus=4, directives=asked))
-    assert len(lines) == (2 if launcher == "torchrun" else 8), said
-    assert all("GPUs 0,1,2,3 words" in line for line in lines), said
-    if launcher == "srun":
-        assert [line.split(" on ")[1].partition(" local")[0] for line in lines] == [
-            f"n{1 + rank // 4}: rank {rank}" for rank in range(8)
-        ], said
+def test_what_else_a_user_asks_of_the_job(cluster, tmp_path):
+    """More GPUs than planned, options that would hide them from the processes, or change the order of the ranks."""
+    forms = [
+        ("torchrun", "--gpus-per-node=8"),
+        ("torchrun", "--gpus-per-task=4"),
+        ("torchrun", "--gpu-bind=single:1"),
+        ("srun", "--gres=gpu:8"),
+        ("srun", "--gpus-per-task=1"),
+        ("srun", "--distribution=cyclic"),
+    ]
+    numbers = [
+        shell_job(cluster, tmp_path / str(at), launcher, gpus=4, directives=(asked,))
+        for at, (launcher, asked) in enumerate(forms)
+    ]
+    for number, (launcher, asked) in zip(numbers, forms, strict=True):
+        lines, said = processes(cluster, number)
+        assert len(lines) == (2 if launcher == "torchrun" else 8), (asked, said)
+        assert all("GPUs 0,1,2,3 words" in line for line in lines), (asked, said)
+        if launcher == "srun":  # the ranks of a node are neighbours
+            nodes = [line.split(" on ")[1].split(":")[0] for line in lines]
+            assert nodes == sorted(nodes) and nodes.count(nodes[0]) == 4, (asked, said)
 
 
 def test_a_total_of_gpus_that_falls_unequally_is_told(cluster, tmp_path):
@@ -174,17 +179,17 @@ def test_every_launcher_of_a_plan_is_accepted(cluster, tmp_path):
         assert re.search(r"Job \d+ to start at", cluster.run("sbatch", "--test-only", str(path), cwd=tmp_path))
 
 
-@pytest.mark.parametrize("select", ["CR_Core", "CR_Core_Memory"])
-def test_a_job_has_all_of_the_memory(tmp_path, monkeypatch, select):
-    """Without --mem=0 this Slurm gives 1000 MB for each core, --exclusive or not."""
-    monkeypatch.setenv("SLURM_FIX_SELECT", select)
+def test_a_job_has_all_of_the_memory(tmp_path, monkeypatch):
+    """Without --mem=0 this Slurm gives 1000 MB for each core, --exclusive or not; where memory is no resource the other
+    tests show that --mem=0 does no harm."""
+    monkeypatch.setenv("SLURM_FIX_SELECT", "CR_Core_Memory")
     monkeypatch.setenv("SLURM_FIX_CONF", "DefMemPerCPU=1000")
-    small = started()
+    shares_memory = started(nodes=4)
     try:
-        for name, given, whole in (("all", "", "2000000M"), ("default", "none", "187.50G")):
-            lines, said = processes(small, number := shell_job(small, tmp_path / name, memory_per_node=given))
-            assert len(lines) == 2, said
-            resources = small.job(number)["TRES"]
-            assert f",mem={whole}," in resources if select == "CR_Core_Memory" else "mem=" not in resources
+        given = {"": "2000000M", "none": "187.50G", "300G": "600G"}
+        numbers = [shell_job(shares_memory, tmp_path / f"of-{text}", memory_per_node=text) for text in given]
+        for number, whole in zip(numbers, given.values(), strict=True):
+            lines, said = processes(shares_memory, number)
+            assert len(lines) == 2 and f",mem={whole}," in shares_memory.job(number)["TRES"], said
     finally:
-        slurm.stop(small)
+        slurm.stop(shares_memory)

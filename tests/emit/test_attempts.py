@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -215,15 +216,45 @@ def test_the_check_can_be_left_out(cluster: FakeCluster) -> None:
     assert done.returncode == 0 and not (cluster.record / "preflight.0").exists(), done.stderr
 
 
-def test_the_check_is_made_again_in_every_start_and_not_in_every_attempt(cluster: FakeCluster) -> None:
-    counted = 'echo once >>"$RECORD/checks"'
-    (cluster.directory / "check").write_text(f'[ "$SLURM_NODEID" = 1 ] || {counted}\n')
+def test_the_check_is_made_again_before_each_attempt(cluster: FakeCluster) -> None:
+    """Without the links where the culprit is known, which is a killed rank's node."""
+    checks = cluster.record / "checks"
+    (cluster.directory / "check").write_text('[ "$SLURM_NODEID" = 1 ] || echo "$*" >>"$RECORD/checks"\n')
     again = "[ $attempt = 0 ] && { [ $node = $SLURM_RESTART_COUNT ] && killed; peer; }; finish"
     for start in range(2):
         done = run(cluster, again, SLURM_RESTART_COUNT=str(start))
         assert done.returncode == 0 and "attempt 1" in done.stdout, done.stderr
         (cluster.submit / RUN / "FINISHED").unlink()
-    assert (cluster.record / "checks").read_text().split() == ["once"] * 2
+    lines = checks.read_text().splitlines()
+    ids = [re.findall(r"--run-id (\S+)", line) for line in lines]
+    assert ids == [["1234567-0"], ["1234567-0-1"], ["1234567-1"], ["1234567-1-1"]]
+    assert ["--skip collective" in line for line in lines] == [False, True] * 2
+    checks.unlink()
+    done = run(cluster, "saved 9; [ $attempt = 0 ] && peer; finish", SLURM_RESTART_COUNT="2")  # witnesses alone
+    assert done.returncode == 0 and "attempt 1" in done.stdout, done.stderr
+    assert "--skip collective" not in checks.read_text()
+
+
+def test_a_node_that_went_bad_is_found_before_the_next_attempt(cluster: FakeCluster) -> None:
+    """Two failures without a newer checkpoint before do not end the job: that node was never left out."""
+    verdict = '{\n "run_id": "1234567-0-2",\n "bad_nodes": [\n  "n2"\n ],\n "nodes": ["n1"]\n}\n'
+    (cluster.directory / "verdict").write_text(verdict)
+    found = f"cp {cluster.directory}/verdict plan/run/preflight.json; exit 76"
+    (cluster.directory / "check").write_text(f'case $* in *"--run-id 1234567-0-2 "*) {found} ;; esac\n')
+    done = run(cluster, "saved 4; peer", MAX_NO_PROGRESS="2", MAX_ATTEMPTS="9")
+    assert done.returncode == 0, done.stderr
+    assert "requeue without n2: toolkit preflight names n2" in done.stdout
+    assert [(line["attempt"], line["result"], line["then"]) for line in restarts(cluster)] == [
+        *((0, "fault", "again"), (1, "fault", "again"), (2, "preflight", "requeue without n2")),
+    ]
+
+
+@pytest.mark.parametrize("code", [1, 2])
+def test_what_all_nodes_have_by_now_stops_before_the_next_attempt(cluster: FakeCluster, code: int) -> None:
+    (cluster.directory / "check").write_text(f'case $* in *"--run-id 1234567-0-1 "*) exit {code} ;; esac\n')
+    done = run(cluster, "peer")
+    assert done.returncode == code and not requeued(cluster)
+    assert f"not started again: toolkit preflight returned {code}" in done.stderr
 
 
 def test_a_node_that_is_found_bad_again_and_again_stops_the_job(cluster: FakeCluster) -> None:

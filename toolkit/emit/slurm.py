@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 from toolkit.emit import environment, script, shell
 from toolkit.errors import Problems, ToolkitError
 from toolkit.plan import Plan
+from toolkit.units import MIB
 
 BODIES = ("batch", "common", "slurm", "node", "verdict", "lease", "attempts")
+FOR_JOBS = 0.9  # of a node's memory
 
 
 def batch_script(plan: Plan, files: script.Files, launcher: str = "torchrun") -> str:
@@ -45,7 +49,7 @@ def directives(plan: Plan, launcher: str = "torchrun") -> list[str]:
         "cpus-per-task": _cpus(plan, tasks),
         "exclusive": site.exclusive,
         "job-name": shell.label(plan.name),
-        "mem": site.memory_per_node,
+        "mem": _memory(plan),
         "nodes": str(cluster.nodes),
         "ntasks-per-node": str(tasks),
         "open-mode": "append",
@@ -72,6 +76,30 @@ def _cpus(plan: Plan, tasks: int) -> str:
     cluster, site = plan.cluster, plan.cluster.site
     cores = site.cpus_per_node or (0 if site.exclusive else cluster.host_cores)
     return str(max(1, cores // max(1, tasks))) if cores else ""
+
+
+def _memory(plan: Plan) -> str:
+    """Of each node: what the site says ("none": no such line).
+
+    Otherwise all of it (``0``) for a job that has its nodes, or all of their cores, to itself: without the line Slurm
+    gives ``DefMemPerCPU`` or ``DefMemPerNode``, whatever ``--exclusive`` says, and kills what takes more. Tried on
+    Slurm 22.05: 0 gives all memory where memory is a resource (``CR_Core_Memory``), and changes nothing where it is
+    none. A job on a part of the cores asks for the same part of the memory, less 10 % for the system (assumed), which
+    ``RealMemory`` leaves out. Jobs on processors take what Slurm gives.
+    """
+    cluster, site = plan.cluster, plan.cluster.site
+    if site.memory_per_node:
+        return "" if site.memory_per_node == "none" else site.memory_per_node
+    if site.exclusive:
+        return "0"
+    if cluster.accelerator.is_cpu:
+        return ""
+    share = (
+        min(1.0, 1.0 * site.cpus_per_node / cluster.host_cores) if site.cpus_per_node and cluster.host_cores else 1.0
+    )
+    if share == 1.0 and not site.max_gpus_per_node:
+        return "0"
+    return f"{math.floor(FOR_JOBS * share * cluster.host_memory_bytes / MIB)}M" if cluster.host_memory_bytes else ""
 
 
 def _container(plan: Plan) -> list[str]:

@@ -134,6 +134,11 @@ def check_cluster(file: ClusterFile, where: str) -> None:
                 )
             if "\0" in value:
                 problems.add(f"{where}: site.environment.{name} has a NUL in it", "take it out")
+        if not re.fullmatch(r"([0-9]{1,9}[KMGT]?|none)?", site.memory_per_node):
+            problems.add(
+                f"{where}: site.memory_per_node = {site.memory_per_node!r} is no amount of Slurm's",
+                'write 900G (K, M, G or T, of 1024), "0" for all of a node, or "none" to ask for nothing',
+            )
         if not re.fullmatch(r"[0-9]{1,9}(-[0-9]{1,9})?(:[0-9]{1,2}){0,2}|UNLIMITED|INFINITE", site.time_limit):
             problems.add(
                 f"{where}: site.time_limit = {site.time_limit!r} is not a Slurm time", "write 24:00:00 or 2-00:00:00"

@@ -84,14 +84,29 @@ if [ -e "$output_directory/FINISHED" ]; then
   echo "already finished: $output_directory/FINISHED (remove it, or give another --output-dir, to train again)"
   exit 0
 fi
-mkdir -p -- "$output_directory"
+if ! said=$(LC_ALL=C mkdir -p -- "$output_directory" 2>&1); then
+  said=${said##*: } remedy='give another --output-dir'
+  if [ "$said" = "File exists" ] || [ "$said" = "Not a directory" ]; then
+    if [ -L "$output_directory" ]; then said="it is a link to $(readlink -- "$output_directory"), which is no directory"
+    else said="a file is in the way" remedy="move it away, or $remedy"; fi
+  fi
+  said="cannot make the output directory $output_directory: $said"
+  case $said in *"No space left"* | *"quota exceeded"*) printf 'error: %s\n  make room, or %s\n' "$said" "$remedy" >&2 && exit 1 ;; esac
+  fail "$said" "$remedy"
+fi
+if [ ! -w "$output_directory" ] || [ ! -x "$output_directory" ]; then
+  owner=$(stat -c '%U, mode %A' -- "$output_directory" 2>/dev/null) || owner='another user'
+  fail "$(id -un) may not write to the output directory $output_directory: it belongs to $owner, or is read-only" \
+    "ask for the right to write there, or give another --output-dir"
+fi
 
 # A check of the nodes before each start: PREFLIGHT=0 leaves it out, PREFLIGHT_OPTIONS adds options ("--skip gpus").
 preflight=()
 if [ "${PREFLIGHT:-1}" != 0 ]; then
   read -r -a preflight <<<"${PREFLIGHT_OPTIONS:-}"
   patience=240                                           # seconds; Python and torch come from a file system that is busy
-  if [ "${container_runtime:-none}" != none ]; then patience=1200; fi    # nodes fetch the image one sooner than another
+  if [ "${container_runtime:-none}" != none ] ||          # nodes fetch the image one sooner than another
+    [ -z "${SLURM_JOB_ID:-}" ]; then patience=1200; fi   # nor does anybody start all of them at one time
   preflight=("$python" -m toolkit preflight "$directory/$plan_file" --output-dir "$output_directory" --keep "$keep"
     --time-limit "$patience" "${preflight[@]}")
 fi
@@ -109,7 +124,8 @@ if [ "$nodes" = 1 ]; then
   torchrun+=(--standalone)
 else
   [ -n "${RDZV_ENDPOINT:-}" ] || fail "this plan is for $nodes nodes" \
-    "start this script on each of them with RDZV_ENDPOINT=HOST:PORT and RDZV_ID=NAME, or use: sbatch train.sbatch"
+    "start this script on each of them with RDZV_ENDPOINT=HOST:PORT and RDZV_ID=NAME (and NODE_RANK=0, 1, ..., from HOST
+  on, to check them together before the start), or use: sbatch train.sbatch"
   torchrun+=(--rdzv-backend=c10d --rdzv-endpoint="$RDZV_ENDPOINT" --rdzv-id="${RDZV_ID:?the same name on every node}")
 fi
 if [ "${gpus_per_node:?}" -gt 0 ]; then
@@ -130,9 +146,13 @@ rc=0
 "$python" -m toolkit.runtime.lease "$output_directory" || rc=$?      # whether another run is there
 if [ "$rc" = 130 ]; then exit 75; fi
 if [ "$rc" != 0 ]; then exit "$rc"; fi
-if [ "${#preflight[@]}" -gt 0 ]; then                     # of this machine by itself
-  rc=0
-  "${preflight[@]}" --nodes 1 --node 0 || rc=$?
+if [ "${#preflight[@]}" -gt 0 ]; then                     # of this machine by itself, of all where their numbers are given
+  rc=0 there=(--nodes 1 --node 0)
+  if [ "$nodes" != 1 ] && [ -n "${NODE_RANK:-}" ]; then
+    case $RDZV_ENDPOINT in *:*) place=$RDZV_ENDPOINT ;; *) place=$RDZV_ENDPOINT:29400 ;; esac       # torchrun's own
+    there=(--nodes "$nodes" --node "$NODE_RANK" --rendezvous "$place" --run-id "$RDZV_ID")
+  fi
+  "${preflight[@]}" "${there[@]}" || rc=$?
   if [ "$rc" = 130 ]; then exit 75; fi                    # Ctrl-C: stopped before the start
   if [ "$rc" != 0 ]; then
     echo "error: not started: toolkit preflight returned $rc, see above (PREFLIGHT=0 starts all the same)" >&2

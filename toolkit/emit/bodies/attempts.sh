@@ -17,14 +17,15 @@ remembered() {
 
 # How often in a row this job has failed at the checkpoint that is the newest now. A request to stop, as by preemption
 # or the time limit, is no failure, however early; nor is another bad node that is found before the start.
+# $1: preflight, to count only how often that has named the same nodes.
 without_progress() {
-  local line count=0
+  local line count=0 only=${1:-}
   while IFS= read -r line; do
     case $line in
       *"\"job\": \"$SLURM_JOB_ID\""*'"result": "stopped"'*) ;;
       *"\"job\": \"$SLURM_JOB_ID\""*'"result": "preflight"'*)
         case $line in *"\"nodes\": \"$culprits\""*) count=$((count + 1)) ;; esac ;;
-      *"\"job\": \"$SLURM_JOB_ID\""*"\"step\": $step_saved,"*) count=$((count + 1)) ;;
+      *"\"job\": \"$SLURM_JOB_ID\""*"\"step\": $step_saved,"*) if [ -z "$only" ]; then count=$((count + 1)); fi ;;
       *) count=0 ;;
     esac
   done < <(cat "$output_directory/restarts.jsonl" 2>/dev/null)
@@ -94,13 +95,16 @@ run_attempt() {
   await_step
 }
 
-# Once for each start of the job. Its exit code 76: preflight.json names bad nodes, and the job starts again without
+# Before each attempt: what ended the last one may be a node that has gone bad. Exit code 76: preflight.json names bad nodes, and the job starts again without
 # them. 1 and 2: it would be the same on any nodes. From 128 on it was ended: by a request to stop, or by a fault.
+# Further options of it may be given.
 check_nodes() {
-  local text
-  preflight+=(--run-id "$SLURM_JOB_ID-$restart" --rendezvous "$meeting:$port")
-  if [ "${#hosts}" -lt 100000 ]; then preflight+=(--hosts "${hosts//$'\n'/,}"); fi    # one word has at most 128 KiB
-  "${everywhere[@]}" "${container_options[@]}" "${in_container[@]}" "${preflight[@]}" &
+  local text id=$SLURM_JOB_ID-$restart check=("${preflight[@]}" "$@")
+  if [ "${#preflight[@]}" = 0 ] || [ "$stop_requested" = 1 ]; then return; fi
+  if [ "$attempt" -gt 0 ]; then id=$id-$attempt; fi
+  check+=(--run-id "$id" --rendezvous "$meeting:$port")
+  if [ "${#hosts}" -lt 100000 ]; then check+=(--hosts "${hosts//$'\n'/,}"); fi        # one word has at most 128 KiB
+  "${everywhere[@]}" "${container_options[@]}" "${in_container[@]}" "${check[@]}" &
   await_step
   keep_folder
   if [ "$rc" = 0 ] || [ "$stop_requested" = 1 ]; then return; fi
@@ -108,7 +112,7 @@ check_nodes() {
   case $rc in
     76)
       text=$(tr -d ' \n"' 2>/dev/null <"$output_directory/preflight.json" || true)
-      case $text in *"run_id:$SLURM_JOB_ID-$restart,"*) ;; *) text= ;; esac              # of an earlier start
+      case $text in *"run_id:$id,"*) ;; *) text= ;; esac               # of an earlier start
       if [[ $text =~ bad_nodes:\[([^]]+)\] ]]; then culprits=${BASH_REMATCH[1]//,/ }; fi
       if [ -z "$culprits" ]; then give_up "$cause, and does not name a node"; fi
       cause="toolkit preflight names $culprits, see above" ;;
@@ -117,7 +121,7 @@ check_nodes() {
       if [ "$rc" -lt 128 ]; then give_up "$cause"; fi
       find_silent_nodes ;;
   esac
-  if [ "$result" = preflight ] && [ "$(without_progress)" -ge "$max_no_progress" ]; then
+  if [ "$result" = preflight ] && [ "$(without_progress preflight)" -ge "$max_no_progress" ]; then
     give_up "the same in $max_no_progress more starts (MAX_NO_PROGRESS); $cause"
   fi
   requeue_without "$culprits"
@@ -125,7 +129,7 @@ check_nodes() {
 
 take_folder
 prepare_attempt 0
-if [ "${#preflight[@]}" -gt 0 ]; then check_nodes; fi
+check_nodes
 while :; do
   run_attempt
   keep_folder
@@ -151,5 +155,8 @@ while :; do
   if [ -n "$culprits" ] && [ "$(remembered "\"nodes\": \"$culprits\"")" -gt 0 ]; then requeue_without "$culprits"; fi
   if [ "$attempt" -ge "${MAX_ATTEMPTS:-3}" ]; then requeue_without ""; fi
   remember again
+  links=()
+  if [ -n "$culprits" ]; then links=(--skip collective); fi        # a known culprit: no link between nodes is suspected
   prepare_attempt $((attempt + 1))
+  check_nodes "${links[@]}"
 done

@@ -56,14 +56,29 @@ if [ -e "$output_directory/FINISHED" ]; then
   echo "already finished: $output_directory/FINISHED (remove it, or give another --output-dir, to train again)"
   exit 0
 fi
-mkdir -p -- "$output_directory"
+if ! said=$(LC_ALL=C mkdir -p -- "$output_directory" 2>&1); then
+  said=${said##*: } remedy='give another --output-dir'
+  if [ "$said" = "File exists" ] || [ "$said" = "Not a directory" ]; then
+    if [ -L "$output_directory" ]; then said="it is a link to $(readlink -- "$output_directory"), which is no directory"
+    else said="a file is in the way" remedy="move it away, or $remedy"; fi
+  fi
+  said="cannot make the output directory $output_directory: $said"
+  case $said in *"No space left"* | *"quota exceeded"*) printf 'error: %s\n  make room, or %s\n' "$said" "$remedy" >&2 && exit 1 ;; esac
+  fail "$said" "$remedy"
+fi
+if [ ! -w "$output_directory" ] || [ ! -x "$output_directory" ]; then
+  owner=$(stat -c '%U, mode %A' -- "$output_directory" 2>/dev/null) || owner='another user'
+  fail "$(id -un) may not write to the output directory $output_directory: it belongs to $owner, or is read-only" \
+    "ask for the right to write there, or give another --output-dir"
+fi
 
 # A check of the nodes before each start: PREFLIGHT=0 leaves it out, PREFLIGHT_OPTIONS adds options ("--skip gpus").
 preflight=()
 if [ "${PREFLIGHT:-1}" != 0 ]; then
   read -r -a preflight <<<"${PREFLIGHT_OPTIONS:-}"
   patience=240                                           # seconds; Python and torch come from a file system that is busy
-  if [ "${container_runtime:-none}" != none ]; then patience=1200; fi    # nodes fetch the image one sooner than another
+  if [ "${container_runtime:-none}" != none ] ||          # nodes fetch the image one sooner than another
+    [ -z "${SLURM_JOB_ID:-}" ]; then patience=1200; fi   # nor does anybody start all of them at one time
   preflight=("$python" -m toolkit preflight "$directory/$plan_file" --output-dir "$output_directory" --keep "$keep"
     --time-limit "$patience" "${preflight[@]}")
 fi

@@ -3,7 +3,8 @@ if [ "$nodes" = 1 ]; then
   torchrun+=(--standalone)
 else
   [ -n "${RDZV_ENDPOINT:-}" ] || fail "this plan is for $nodes nodes" \
-    "start this script on each of them with RDZV_ENDPOINT=HOST:PORT and RDZV_ID=NAME, or use: sbatch train.sbatch"
+    "start this script on each of them with RDZV_ENDPOINT=HOST:PORT and RDZV_ID=NAME (and NODE_RANK=0, 1, ..., from HOST
+  on, to check them together before the start), or use: sbatch train.sbatch"
   torchrun+=(--rdzv-backend=c10d --rdzv-endpoint="$RDZV_ENDPOINT" --rdzv-id="${RDZV_ID:?the same name on every node}")
 fi
 if [ "${gpus_per_node:?}" -gt 0 ]; then
@@ -24,9 +25,13 @@ rc=0
 "$python" -m toolkit.runtime.lease "$output_directory" || rc=$?      # whether another run is there
 if [ "$rc" = 130 ]; then exit 75; fi
 if [ "$rc" != 0 ]; then exit "$rc"; fi
-if [ "${#preflight[@]}" -gt 0 ]; then                     # of this machine by itself
-  rc=0
-  "${preflight[@]}" --nodes 1 --node 0 || rc=$?
+if [ "${#preflight[@]}" -gt 0 ]; then                     # of this machine by itself, of all where their numbers are given
+  rc=0 there=(--nodes 1 --node 0)
+  if [ "$nodes" != 1 ] && [ -n "${NODE_RANK:-}" ]; then
+    case $RDZV_ENDPOINT in *:*) place=$RDZV_ENDPOINT ;; *) place=$RDZV_ENDPOINT:29400 ;; esac       # torchrun's own
+    there=(--nodes "$nodes" --node "$NODE_RANK" --rendezvous "$place" --run-id "$RDZV_ID")
+  fi
+  "${preflight[@]}" "${there[@]}" || rc=$?
   if [ "$rc" = 130 ]; then exit 75; fi                    # Ctrl-C: stopped before the start
   if [ "$rc" != 0 ]; then
     echo "error: not started: toolkit preflight returned $rc, see above (PREFLIGHT=0 starts all the same)" >&2

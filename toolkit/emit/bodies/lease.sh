@@ -16,11 +16,11 @@ name_holder() {
   who="${job:+job }${job:-$who} on $(of_holder host)${since:+ since $since}"
 }
 
-# What Slurm says of a job of this cluster; nothing where it cannot tell.
+# What Slurm says of the job of a file; nothing where it cannot tell, as of other users' jobs where those are private.
 state_of() {
   local said
-  said=$(scontrol show job -o "$1" 2>&1) || true
-  case $said in *"Invalid job id"*) echo FORGOTTEN && return ;; esac
+  said=$(timeout 30 scontrol show job -o "$1" 2>&1) || true
+  case $said in *"Invalid job id"*) if [ -O "$2" ]; then echo FORGOTTEN; fi && return ;; esac
   said=$(grep "^JobId=$1 " <<<"$said") || true           # the other lines are those of its array
   case $said in *" JobState="*) said=${said#* JobState=} && echo "${said%%[!A-Z_]*}" ;; esac
 }
@@ -36,11 +36,11 @@ is_held() {
     case $kind in .lease.*) return 1 ;; esac
     if [ "$(of_holder restart_count)" != "$restart" ]; then return 1; fi
   elif [ -n "$job" ] && [ "$(of_holder cluster)" = "${SLURM_CLUSTER_NAME:-?}" ]; then
-    state=$(state_of "$job") patience=$((SECONDS + 120))
+    state=$(state_of "$job" "$file") patience=$((SECONDS + 120))
     if [ "$state" = COMPLETING ]; then echo "waiting for the end of $who, to which $output_directory belongs"; fi
     while [ "$state" = COMPLETING ] && [ "$SECONDS" -lt "$patience" ]; do
       sleep 1
-      state=$(state_of "$job")
+      state=$(state_of "$job" "$file")
     done
     case $state$kind in
       SUSPENDED* | STOPPED*) why="is suspended" && return ;;
@@ -124,7 +124,7 @@ take_folder() {
   refuse_if_held .lease                                  # who takes that looks at .job.G afterwards, in turn
   rm -f -- "$mine"
   for number in $(numbers .job); do
-    if [ "$number" -lt "${held##*.}" ]; then rm -f -- "$output_directory/.job.$number"; fi
+    if [ "$number" -lt "${held##*.}" ]; then rm -f -- "$output_directory/.job.$number" || true; fi
   done
   (
     trap '' USR1

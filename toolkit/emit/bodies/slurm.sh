@@ -15,17 +15,27 @@ if ! getent hosts "$first_host" >/dev/null; then         # a node name that is n
   case $address in *NodeAddr=*) address=${address#*NodeAddr=} && meeting=${address%%[[:space:]]*} ;; esac
 fi
 
+# What a user or a site asked of the whole job, and srun would ask again of each step: it hides GPUs from their
+# processes, or contradicts the options below.
+unset SLURM_GPUS SLURM_GPUS_PER_TASK SLURM_GPUS_PER_SOCKET SLURM_GPU_BIND SLURM_TRES_PER_TASK SLURM_TRES_BIND \
+  SLURM_NTASKS_PER_GPU SLURM_NTASKS_PER_SOCKET SLURM_NTASKS_PER_CORE
+cores=$SLURM_CPUS_ON_NODE                                # of the node that has the fewest
+each=${SLURM_JOB_CPUS_PER_NODE:-}                        # 96(x2),64
+for count in ${each//,/ }; do
+  count=${count%%(*}
+  if [ "$count" -lt "$cores" ]; then cores=$count; fi
+done
 everywhere=(srun --overlap --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --export=ALL
-  --cpus-per-task="$SLURM_CPUS_ON_NODE")                 # a process for each GPU imports torch
+  --cpus-per-task="$cores")                              # a process for each GPU imports torch
 step=(srun --nodes="$nodes" --kill-on-bad-exit=1
   --export=ALL)                                          # also after sbatch --export=NONE
 case $launcher in
   torchrun)                                              # one task per node, torchrun starts the processes of its node
     step+=(--ntasks="$nodes" --ntasks-per-node=1)
-    cpus=$SLURM_CPUS_ON_NODE ;;
+    cpus=$cores ;;
   srun)                                                  # one task per process
-    step+=(--ntasks="$planned_processes" --ntasks-per-node="$processes_per_node")
-    cpus=$((SLURM_CPUS_ON_NODE / processes_per_node)) ;;
+    step+=(--ntasks="$planned_processes" --ntasks-per-node="$processes_per_node" --distribution=block)
+    cpus=$((cores / processes_per_node)) ;;
   *) fail "launcher $launcher is not known" "use torchrun or srun" ;;
 esac
 if [ "$cpus" -lt 1 ]; then cpus=1; fi
