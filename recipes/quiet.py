@@ -18,6 +18,8 @@ KNOWN: tuple[tuple[type[Warning], str], ...] = (
     (FutureWarning, "`load_state_dict` is deprecated and will be removed"),
     # used by peft 0.21
     (FutureWarning, "`is_gradient_checkpointing` is deprecated"),
+    # torch 2.13, of the shards of float32 weights in megatron-core's distributed optimizer, which are views
+    (UserWarning, "The .grad attribute of a Tensor that is not a leaf Tensor is being accessed"),
     # torch 2.13, where one process writes a checkpoint in another form for all
     (UserWarning, "torch.distributed is disabled"),
     # megatron-core 0.16.1, of what it falls back to; on GPUs the start itself says which kernels are used

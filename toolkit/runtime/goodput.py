@@ -3,8 +3,8 @@
     goodput = sum of seconds of the steps that count / (t_end - t_start)
 
 ``t_start`` is when the first process of the run began, ``t_end`` the last sign of life (a step, an evaluation, the end
-that ``run.json`` tells, or the marker FINISHED). Of a step that was made several times the last one counts, and none that
-a later start has gone back behind. Everything else is lost, by cause, and
+that ``run.json`` tells, or the marker FINISHED). Of a step that was made several times the last one counts, of those
+which a later start has gone back behind none. Everything else is lost, by cause, and
 
     productive + repeated + start_up + save + evaluation + idle + other = t_end - t_start
 
