@@ -7,11 +7,13 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolkit.runtime.watchdog import HUNG, Limits, limit, read_hang
+from toolkit.runtime import durable
+from toolkit.runtime.watchdog import FOLDER, HUNG, MARK, Limits, Place, Watchdog, limit, read_hang
 
 # Ranks that meet at every step through files, as a collective would make them wait for one another.
 RANK = """
@@ -115,3 +117,34 @@ def test_a_job_that_was_suspended_as_a_whole_goes_on(tmp_path: Path) -> None:
     for process in ranks:
         os.kill(process.pid, signal.SIGCONT)
     assert [process.wait(120) for process in ranks] == [0, 0]
+
+
+@pytest.mark.parametrize("hours", [-2.0, 2.0])
+def test_a_node_whose_clock_is_wrong_sees_the_mark_of_its_own_start_and_no_older_one(
+    tmp_path: Path, hours: float
+) -> None:
+    """The file server's clock stamps the marks: by this node's they are of the future, or long past."""
+    stacks, left = tmp_path / FOLDER, list[int]()
+    stacks.mkdir()
+    there = time.time() + 3600.0 * hours
+
+    def stamped(name: str, rank: int) -> None:
+        durable.replace(stacks / name, msgspec.json.encode(Place(rank=rank, section="step", step=7, seconds=9.0)))
+        os.utime(stacks / name, (there, there))
+
+    stamped(MARK, 0)
+    for rank in (0, 1):
+        stamped(f"rank-{rank}.json", rank)
+    dog = Watchdog(tmp_path, 1, 2, Limits(floor=60.0, ceiling=60.0, poll=0.05), leave=left.append)
+    dog.start()
+    time.sleep(1.0)
+    assert not left  # a hang of the start before, which rank 0 has not removed yet
+    stamped("rank-0.json", 0)
+    stamped(MARK, 0)
+    wait_until(stacks / "rank-1.txt")
+    end = time.monotonic() + 120
+    while not left:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    dog.stop()
+    assert left == [HUNG] and read_hang(tmp_path, 2).silent == ()

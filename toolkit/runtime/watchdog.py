@@ -32,7 +32,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -45,6 +45,7 @@ KNOWN, FEWEST, DEVIATIONS = 100, 5, 10.0
 MAD_TO_SIGMA = 1.4826
 GRACE_SECONDS = 5.0  # for the other ranks to see the mark and dump too
 IDLE = ""
+Stamp = tuple[int, int]  # inode and time of change of a file: another one where it has been written anew
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +111,7 @@ class Watchdog:
         self._durations: dict[str, deque[float]] = {}
         self._section, self._step, self._since = IDLE, 0, time.monotonic()
         self._ended = threading.Event()
-        self._started = time.time()
+        self._old: dict[str, Stamp] = {}  # what an earlier start has left
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -118,6 +119,7 @@ class Watchdog:
         if not self.limits.floor:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._old = _stamps(self.folder)
         if self.rank == 0:
             (self.folder / MARK).unlink(missing_ok=True)
         self.enter("start-up")
@@ -187,10 +189,7 @@ class Watchdog:
                 durable.replace(self.folder / MARK, msgspec.json.encode(found))
 
     def _marked(self) -> bool:
-        try:
-            return (self.folder / MARK).stat().st_mtime >= self._started - 1.0
-        except OSError:
-            return False
+        return MARK in _new(self.folder, self._old)
 
     def _dump(self, found: Place) -> None:
         with contextlib.suppress(OSError):
@@ -200,23 +199,36 @@ class Watchdog:
                 faulthandler.dump_traceback(file, all_threads=True)
             durable.replace(self.folder / f"rank-{self.rank}.json", msgspec.json.encode(found))
         end = time.monotonic() + GRACE_SECONDS + 2.0 * self.limits.poll
-        while time.monotonic() < end and len(_written(self.folder, self._started)) < self.world_size:
+        while time.monotonic() < end and len(_written(self.folder, self._old)) < self.world_size:
             time.sleep(0.1)
-        if self.rank == min(_written(self.folder, self._started), default=self.rank):
+        if self.rank == min(_written(self.folder, self._old), default=self.rank):
             with contextlib.suppress(OSError, msgspec.MsgspecError):
-                print(describe(read_hang(self.folder.parent, self.world_size, self._started)), file=sys.stderr)
+                print(describe(read_hang(self.folder.parent, self.world_size, self._old)), file=sys.stderr)
                 sys.stderr.flush()
 
 
-def _written(folder: Path, since: float) -> list[int]:
-    found = [path for path in folder.glob("rank-*.json") if path.stat().st_mtime >= since - 1.0]
-    return [int(path.stem.removeprefix("rank-")) for path in found]
+def _stamps(folder: Path) -> dict[str, Stamp]:
+    """Of each file of a hang; what its clock says is compared with nothing, since that of a node may be wrong."""
+    found: dict[str, Stamp] = {}
+    for path in (folder / MARK, *folder.glob("rank-*.json")):
+        with contextlib.suppress(OSError):
+            stat = path.stat()
+            found[path.name] = (stat.st_ino, stat.st_mtime_ns)
+    return found
 
 
-def read_hang(directory: str | Path, world_size: int, since: float = 0.0) -> Hang:
-    """The newest hang of a run, from the files that its ranks left; OSError where there was none."""
+def _new(folder: Path, old: Mapping[str, Stamp]) -> list[str]:
+    return [name for name, stamp in _stamps(folder).items() if old.get(name) != stamp]
+
+
+def _written(folder: Path, old: Mapping[str, Stamp]) -> list[int]:
+    return [int(name[len("rank-") : -len(".json")]) for name in _new(folder, old) if name != MARK]
+
+
+def read_hang(directory: str | Path, world_size: int, old: Mapping[str, Stamp] | None = None) -> Hang:
+    """The newest hang of a run, from the files that its ranks left, but for ``old`` ones; OSError if there was none."""
     folder = Path(directory) / FOLDER
-    ranks = sorted(_written(folder, since))
+    ranks = sorted(_written(folder, old or {}))
     return Hang(
         first=msgspec.json.decode((folder / MARK).read_bytes(), type=Place),
         ranks=tuple(msgspec.json.decode((folder / f"rank-{rank}.json").read_bytes(), type=Place) for rank in ranks),
