@@ -13,6 +13,7 @@ from recipes import options, program
 from tests.plans import all_plans
 from toolkit.emit.bundle import bundle
 from toolkit.errors import ToolkitError
+from toolkit.runtime.lease import Lease
 
 PROGRAMS = {"finetune": "tiny", "pretrain": "tiny-megatron"}
 WORLD = {name: all_plans()[plan].cluster.num_gpus for name, plan in PROGRAMS.items()}
@@ -95,3 +96,15 @@ def test_what_one_process_alone_found_is_said_by_it(
     assert program.told(run, argparse.Namespace()) == 2
     assert time.perf_counter() - began >= 0.2
     assert capsys.readouterr().err == "error: this node has no such file\n  copy it there\n"
+
+
+def test_a_rank_that_is_refused_says_so_to_its_batch_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own words are all that it changes in the directory of another run."""
+    (tmp_path / ".attempt" / "42-0-0").mkdir(parents=True)
+    monkeypatch.setenv("TOOLKIT_ATTEMPT", "42-0-0")
+    with Lease(tmp_path, {"SLURM_JOB_ID": "41"}):
+        with pytest.raises(ToolkitError) as error, program.attended(tmp_path, 0):
+            pass
+        assert sorted(path.name for path in tmp_path.iterdir()) == [".attempt", ".lease.1"]
+    said = (tmp_path / ".attempt" / "42-0-0" / "0").read_text()
+    assert said == f"refused {error.value.problems[0].message}\n" and "(job 41)" in said

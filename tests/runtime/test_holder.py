@@ -8,9 +8,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
+from tests.plans import all_plans
 from tests.runtime.test_lease import FAST
+from toolkit.cli.files import write_files
+from toolkit.cli.preflight import command as preflight
 from toolkit.errors import ToolkitError
+from toolkit.plan import dump
 from toolkit.runtime import holder, outcome
 from toolkit.runtime.holder import JOB, LEASE, Holder
 from toolkit.runtime.lease import Lease
@@ -50,19 +55,23 @@ def slurm(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("known", [{}, {"SLURM_CLUSTER_NAME": "here"}])  # on a login node; in a job
-def test_the_states_of_slurm(slurm, known: dict[str, str]) -> None:
-    found = Holder(host="n1", pid=1, job_id="7", cluster="here")
+def test_the_states_of_slurm(slurm, tmp_path: Path, known: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    found, path = Holder(host="n1", pid=1, job_id="7", cluster="here"), tmp_path / ".job.1"
+    path.touch()
     for state, said in {"RUNNING": "running", "SUSPENDED": "suspended", "COMPLETING": "ending"}.items():
         slurm(LINES.format(state))
-        assert holder.slurm_says(found, known) == said
+        assert holder.slurm_says(found, path, known) == said
     for state in ("PENDING", "COMPLETED", "NODE_FAIL", "TIMEOUT", "REQUEUE_HOLD"):
         slurm(LINES.format(state))
-        assert holder.slurm_says(found, known) == "over"
+        assert holder.slurm_says(found, path, known) == "over"
     slurm("echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
-    assert holder.slurm_says(found, known) == ""
-    assert holder.slurm_says(msgspec.structs.replace(found, job_id="6"), known) == "over"  # forgotten
+    assert holder.slurm_says(found, path, known) == ""
+    assert holder.slurm_says(msgspec.structs.replace(found, job_id="6"), path, known) == "over"  # forgotten
     for other in ({"cluster": "there"}, {"cluster": ""}, {"job_id": ""}, {"job_id": "-h"}):
-        assert holder.slurm_says(msgspec.structs.replace(found, **other), known) == ""
+        assert holder.slurm_says(msgspec.structs.replace(found, **other), path, known) == ""
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    assert holder.slurm_says(msgspec.structs.replace(found, job_id="6"), path, known) == ""  # it may be hidden
 
 
 @pytest.mark.parametrize(
@@ -177,3 +186,25 @@ def test_a_look_changes_nothing(tmp_path: Path) -> None:
     for free in (tmp_path / "run", tmp_path / "none"):
         done = subprocess.run([*command, str(free)], capture_output=True, text=True, timeout=120)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_preflight_by_hand_leaves_a_running_run_alone(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(dump(all_plans()["tiny"]))
+    run = tmp_path / "run"
+    run.mkdir()
+    asked = [str(tmp_path / "plan.json"), "--nodes", "1", "--skip", "collective", "--skip", "storage"]
+    with Lease(run, {"SLURM_JOB_ID": "41"}):
+        error = CliRunner().invoke(preflight, asked).exception
+        assert isinstance(error, ToolkitError) and "(job 41)" in str(error)
+        assert [path.name for path in run.iterdir()] == [".lease.1"]
+
+
+def test_files_that_a_run_reads_when_it_starts_again_stay(tmp_path: Path) -> None:
+    write_files(tmp_path, {"plan.json": "1"})
+    (tmp_path / "run").mkdir()
+    with Lease(tmp_path / "run", {"SLURM_JOB_ID": "41"}):
+        write_files(tmp_path, {"plan.json": "1", "notes": ""}, force=True)  # nothing changes
+        with pytest.raises(ToolkitError, match=r"\(job 41\).*, which reads plan.json again when it is started again"):
+            write_files(tmp_path, {"plan.json": "2", "other": ""}, force=True)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["notes", "plan.json", "run"]
+    write_files(tmp_path, {"plan.json": "2"}, force=True)

@@ -56,6 +56,8 @@ def write_files(directory: str | Path, files: dict[str, str], force: bool = Fals
     temporary: dict[Path, Path] = {}
     try:
         _refuse(folder, files, force)
+        if force:
+            _refuse_running(folder, files)
         folder.mkdir(parents=True, exist_ok=True)
         for name in sorted(files):
             path = folder / name
@@ -72,6 +74,25 @@ def write_files(directory: str | Path, files: dict[str, str], force: bool = Fals
             with contextlib.suppress(OSError):  # also a name too long to be there
                 half.unlink()
     return list(temporary)
+
+
+def _refuse_running(folder: Path, files: dict[str, str]) -> None:
+    """Raise ToolkitError where files would change that a run in the folder ``run`` reads at its next start."""
+    run = folder / "run"
+    if not run.is_dir():
+        return
+    changed = [name for name in sorted(files) if _differs(folder / name, files[name].encode())]
+    from toolkit.runtime.holder import whose
+
+    if changed and (who := whose(run)):
+        raise ToolkitError(
+            f"{run} belongs to {who}, which reads {', '.join(changed)} again when it is started again",
+            remedy="choose another --out, or wait for its end",
+        )
+
+
+def _differs(path: Path, content: bytes) -> bool:
+    return path.is_file() and path.read_bytes() != content
 
 
 def require_place(directory: str | Path, names: Sequence[str], force: bool = False) -> None:

@@ -121,10 +121,11 @@ def space(text: str) -> str:
     return text.partition(" ")[2]
 
 
-def slurm_says(holder: Holder, environment: Mapping[str, str] = os.environ) -> str:
+def slurm_says(holder: Holder, path: Path, environment: Mapping[str, str] = os.environ) -> str:
     """``running``, ``suspended``, ``ending`` or ``over`` (also: waits to be started again); "" where nobody can tell.
 
-    ``ending``: not all nodes have confirmed its end, there may be processes.
+    ``ending``: not all nodes have confirmed its end, there may be processes. A job that Slurm does not know is over,
+    but not that of another user, whose file ``path`` is: sites hide those.
     """
     if not (holder.job_id.isascii() and holder.job_id.isdecimal() and holder.cluster):
         return ""
@@ -132,7 +133,7 @@ def slurm_says(holder: Holder, environment: Mapping[str, str] = os.environ) -> s
         return ""
     said = _scontrol("show", "job", "-o", holder.job_id)
     if "Invalid job id" in said:
-        return "over"
+        return "over" if is_own(path) else ""
     line = next((each for each in said.splitlines() if each.startswith(f"JobId={holder.job_id} ")), "")
     found = re.search(r" JobState=([A-Z_]+)", line)
     known = dict.fromkeys(RUNNING, "running") | dict.fromkeys(SUSPENDED, "suspended") | {"COMPLETING": "ending"}
@@ -146,7 +147,7 @@ def whose(directory: str | Path) -> str:
             found = read(path)
             if found is None or (here := lives_here(found)) is False:
                 continue
-            said = slurm_says(found) if here is None else "running"
+            said = slurm_says(found, path) if here is None else "running"
             if said in ("running", "suspended") or (said != "over" and time.time() - modified(path) <= STALE_SECONDS):
                 return in_words(found)
     return ""
@@ -167,6 +168,14 @@ def sign(path: Path) -> tuple[bytes, int] | None:
         return path.read_bytes(), path.stat().st_mtime_ns
     except OSError:
         return None
+
+
+def is_own(path: Path) -> bool:
+    """Whether a file is this user's."""
+    try:
+        return path.stat().st_uid == os.geteuid()
+    except OSError:
+        return False
 
 
 def modified(path: Path) -> float:

@@ -181,10 +181,10 @@ class Lease:
 
     def _require_gone(self, path: Path, holder: Holder) -> None:
         """Raise ToolkitError unless the holder is known to be gone, or gives no sign in some time."""
-        said, until = holders.slurm_says(holder, self._environment), time.monotonic() + self.stale_seconds
+        said, until = holders.slurm_says(holder, path, self._environment), time.monotonic() + self.stale_seconds
         while said == "ending" and time.monotonic() < until:
             time.sleep(1.0)
-            said = holders.slurm_says(holder, self._environment)
+            said = holders.slurm_says(holder, path, self._environment)
         if said == "over":
             return
         if said == "suspended" or (said == "running" and path.name.startswith(f"{JOB}.")):
