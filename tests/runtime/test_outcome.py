@@ -81,7 +81,7 @@ def test_what_an_earlier_start_left_is_not_about_this_one(folder: Path, monkeypa
     with pytest.raises(ToolkitError), signals.attended(folder, 0):
         raise ToolkitError("no", remedy="yes")
     found = outcome.read(folder)
-    assert found is not None and found.kind == "input"
+    assert found is not None and (found.kind, found.reason) == ("input", "no; yes")
     monkeypatch.setenv("TOOLKIT_ATTEMPT", "7-0-1")
     Presence(folder, 0).here()
     assert outcome.read(folder) is None

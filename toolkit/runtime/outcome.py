@@ -193,8 +193,9 @@ def _witness(outcome: Outcome) -> bool:
 
 def one_line(error: BaseException) -> str:
     """Its type and text; of a ToolkitError the sentences alone."""
-    name = "" if isinstance(error, SaveFailed) else f"{type(error).__name__}: "
-    return " ".join(f"{name}{error}".split())
+    if isinstance(error, ToolkitError):  # each sentence and its remedy
+        return "; ".join(" ".join(line.split()) for line in str(error).splitlines() if line.strip())
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def told_to_torchrun(data: object) -> Outcome | None:
