@@ -27,7 +27,6 @@ import select
 import signal
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -70,7 +69,7 @@ class StopRequest:
         self._ends: tuple[int, int] | None = None
         self._wakeup_before = -1
         self._thread: threading.Thread | None = None
-        self._since = time.time()
+        self._old = _stamp(self.stop_file)
         self._parent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0
 
     def __enter__(self) -> StopRequest:
@@ -133,15 +132,12 @@ class StopRequest:
 
     def _file_asks(self) -> bool:
         """Whether there is a file for this start. A job script, or else rank 0, has removed an earlier start's; without
-        a job script the others see its age.
+        a job script the others know it.
         """
         if self._left is not None and self._left.exists():
             return True
-        try:
-            written = self.stop_file.stat().st_mtime
-        except OSError:
-            return False
-        return self.rank == 0 or bool(self.presence.name) or written > self._since
+        found = _stamp(self.stop_file)  # an age would be by two clocks, the file server's and the node's
+        return found is not None and (self.rank == 0 or bool(self.presence.name) or found != self._old)
 
     def _leave_now(self) -> None:
         """Before the first step: nothing is lost."""
@@ -174,6 +170,15 @@ class StopRequest:
         else:
             self.stopped = bool(self.reason)
         return self.stopped
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Inode and time of change of a file, another one where it has been made or touched anew; None where it is not."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_mtime_ns
 
 
 @contextmanager
