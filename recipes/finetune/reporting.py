@@ -1,35 +1,60 @@
-"""The Trainer's reports to wandb, each under the step of the run.
+"""The Trainer's reports to wandb, each in the row of its step (:mod:`recipes.wandb_rows`).
 
 transformers 5.24 leaves the numbering to wandb, which counts log calls from 0 in every process that cannot ask a server
-(offline): the second start of a run would write over the history of the first, under one identity. With the step given,
-a step that is done again after a kill comes under the number that it had, and an evaluation in the row of its step.
+(offline): the second start of a run would write over the history of the first, under one identity. It makes the step
+the axis of all that is reported.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from transformers.integrations import WandbCallback
+
+from recipes.wandb_rows import Rows
 
 STEP = "train/global_step"  # the name that the library gives to it in every report
 
 
 class _Numbered:
-    """The wandb module, whose ``log`` gives the step that is among the values."""
+    """The wandb module, whose ``log`` gives the number of the row of the step that is among the values."""
 
-    def __init__(self, module: Any) -> None:
-        self._module = module
+    def __init__(self, module: Any, rows: Rows) -> None:
+        self._module, self._rows = module, rows
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._module, name)
 
+    def init(self, *given: Any, **named: Any) -> Any:
+        """The newest rows of earlier starts first, under the library's names."""
+        run = self._module.init(*given, **named)
+        for number, step, evaluation in self._rows.again(run.starting_step):
+            values = {
+                STEP: step.step,
+                "train/loss": step.loss,
+                "train/learning_rate": step.learning_rate,
+                "train/grad_norm": step.gradient_norm,
+            }
+            if evaluation is not None:
+                values |= {
+                    "eval/loss": evaluation.held_out_loss,
+                    "eval/tokens": evaluation.tokens,
+                    "eval/seconds": evaluation.seconds,
+                    "eval/reward_margin": evaluation.reward_margin,
+                    "eval/reward_accuracy": evaluation.reward_accuracy,
+                }
+            run.log({name: value for name, value in values.items() if value is not None}, step=number)
+        return run
+
     def log(self, values: dict[str, Any]) -> None:
         """As the library calls it."""
-        self._module.log(values, step=values.get(STEP))
+        step = values.get(STEP)
+        self._module.log(values, step=None if step is None else self._rows.of(int(step)))
 
 
 def number(trainer: Any) -> None:
-    """Let the trainer's own callback, if it has one, report under the steps of the run."""
+    """Let the trainer's own callback, if it has one, report in the rows of the steps that the run has made."""
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, WandbCallback) and callback._wandb is not None:
-            callback._wandb = _Numbered(callback._wandb)
+            callback._wandb = _Numbered(callback._wandb, Rows(Path(trainer.args.output_dir)))

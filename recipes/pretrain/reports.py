@@ -1,4 +1,4 @@
-"""Steps to wandb, where the user asks for it; one run over all restarts."""
+"""Steps to wandb, where the user asks for it; one run over all restarts (:mod:`recipes.wandb_rows`)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from recipes.wandb_rows import Rows
 from toolkit.plan import Plan
 from toolkit.record import StepRecord
 from toolkit.runtime import checkpoint, durable
@@ -26,6 +27,7 @@ class Reports:
     def __init__(self, plan: Plan, folder: Path, rank: int) -> None:
         self._run: Any = None
         self._id = ""
+        self._rows = Rows(folder)
         if rank != 0:
             return
         _restore(folder)
@@ -41,18 +43,22 @@ class Reports:
         project = os.environ.get("WANDB_PROJECT", "pretrain")
         try:
             self._run = wandb.init(project=project, name=plan.name, config=msgspec.to_builtins(settings))
+            self._run.define_metric("step")
+            self._run.define_metric("*", step_metric="step")
+            for number, step, evaluation in self._rows.again(self._run.starting_step):
+                values = _values(step) | ({"held_out_loss": evaluation.held_out_loss} if evaluation else {})
+                self._run.log({"step": step.step} | values, step=number)
         except wandb.Error as error:  # no network or a wrong key is no reason not to train
             print(f"note: nothing is reported to wandb: {error}", flush=True)
 
     def step(self, record: StepRecord) -> None:
         """One optimizer step."""
-        values = msgspec.to_builtins(record)
-        self.log(values.pop("step"), {name: value for name, value in values.items() if value is not None})
+        self.log(record.step, _values(record))
 
     def log(self, step: int, values: dict[str, Any]) -> None:
         """Other figures of a step."""
         if self._run is not None:
-            self._run.log(values, step=step)
+            self._run.log({"step": step} | values, step=self._rows.of(step))
 
     def identity(self) -> dict[str, str]:
         """What a checkpoint records of the run."""
@@ -62,6 +68,11 @@ class Reports:
         """No more steps will follow."""
         if self._run is not None:
             self._run.finish()
+
+
+def _values(record: StepRecord) -> dict[str, Any]:
+    values = msgspec.to_builtins(record)
+    return {name: value for name, value in values.items() if value is not None and name != "step"}
 
 
 def _restore(folder: Path) -> None:

@@ -1,6 +1,8 @@
 """What a run on conversations ends as: the same on every layout, and models that others can load."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -172,8 +174,12 @@ def test_adapters_are_what_peft_reads_and_merge_into_the_model(
 def test_one_run_at_wandb_over_restarts_known_from_the_checkpoint(tmp_path: Path) -> None:
     path = finetune_runs.write(finetune_runs.tiny_plan("ddp", ranks=1, micro_batch=16, total_steps=4), tmp_path)
     variables = {"WANDB_PROJECT": "p", "WANDB_SILENT": "true"}
-    first = finetune_runs.start(path, 1, "--max-steps=2", **variables)
-    assert first.returncode == 0, first.stdout + first.stderr
+    words = ["tests.recipes.troubled", "finetune", "killed", "3", "0", "--plan", str(path), "--save-steps=2"]
+    environment = finetune_runs.environment(PYTHONPATH=str(Path.cwd()), **variables)
+    first = subprocess.run(
+        [sys.executable, "-m", *words], capture_output=True, text=True, timeout=240, env=environment, cwd=tmp_path
+    )
+    assert first.returncode != 0 and "step 3/4" in first.stdout, first.stdout + first.stderr
     run = tmp_path / "run"
     identity = checkpoint.facts(run / "checkpoint-2")["wandb_run_id"]
     (run / "wandb_run_id").unlink()  # as where only the checkpoint was kept
@@ -182,11 +188,20 @@ def test_one_run_at_wandb_over_restarts_known_from_the_checkpoint(tmp_path: Path
     assert checkpoint.facts(run / "checkpoint-4")["wandb_run_id"] == identity
     offline = sorted((run / "wandb").glob("offline-run-*"))
     assert len(offline) == 2 and all(each.name.endswith(identity) for each in offline)
-    # the second start goes on where the first ended, under the numbers of the run
+    # wandb writes blocks, of which the killed start has filled none; step 3 was made twice
     rows = [wandb_runs.history(each / f"run-{identity}.wandb") for each in offline]
-    losses = [[(step, values["train/loss"]) for step, values in part if "train/loss" in values] for part in rows]
-    steps = [(step.step, pytest.approx(step.loss)) for step in read_steps(run)]
-    assert losses == [steps[:2], steps[2:]]
+    losses = [
+        [
+            (number, values["train/global_step"], values["train/loss"])
+            for number, values in part
+            if "train/loss" in values
+        ]
+        for part in rows
+    ]
+    assert [each[:2] for each in losses[0]] == [(1, 1), (2, 2), (3, 3)][: len(losses[0])]
+    assert [each[:2] for each in losses[1]] == [(1, 1), (2, 2), (3, 3), (4, 3), (5, 4)]
+    final = {step: loss for part in losses for _, step, loss in part}
+    assert final == {step.step: pytest.approx(step.loss) for step in read_steps(run)}
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -161,8 +161,13 @@ def read_run(directory: str | Path) -> RunRecord:
 
 def read_steps(directory: str | Path) -> list[StepRecord]:
     """The steps that the run as it stands has made, in order, each once. What no start has written is left out."""
-    steps = list(_lines(Path(directory) / STEPS, StepRecord))
+    steps = read_lines(directory)
     return [steps[number] for number in standing(steps)]
+
+
+def read_lines(directory: str | Path) -> list[StepRecord]:
+    """Every step that was ever made, as often as it was, in that order."""
+    return list(_lines(Path(directory) / STEPS, StepRecord))
 
 
 def standing(steps: Sequence[StepRecord]) -> list[int]:
