@@ -58,15 +58,24 @@ def place() -> tuple[int, int]:
     return found["RANK"], found["WORLD_SIZE"]
 
 
-def require_meeting_and_folder(world_size: int, folder: Path) -> None:
-    """Before torch is imported: the processes can find one another, and the output can be written."""
+def require_meeting_and_folder(world_size: int, folder: Path, make: bool = True) -> None:
+    """Before torch is imported: the processes can find one another, and the output can be written.
+
+    The folder is made with ``make``; a start that is refused for something else leaves nothing behind.
+    """
     with Problems() as problems:
         missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
         if world_size > 1 and missing:
             problems.add(f"{' and '.join(missing)} not set, and there are {world_size} processes", WITH_TORCHRUN)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if not os.access(folder, os.W_OK | os.X_OK):
+            there = folder
+            if make:
+                folder.mkdir(parents=True, exist_ok=True)
+            else:
+                there = next(each for each in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(each))
+            if not there.is_dir():
+                problems.add(f"cannot make {folder}: {there} is not a folder", "choose another --output-dir")
+            elif not os.access(there, os.W_OK | os.X_OK):
                 problems.add(f"{folder} cannot be written to", "choose another --output-dir")
         except (OSError, ValueError) as error:
             problems.add(f"cannot make {folder}: {reason(error)}", "choose another --output-dir")

@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
         problems.attempt(lambda: resume.require_same_experiment(plan, folder))
         problems.attempt(lambda: checks.check(plan, world_size, ds_config, here=True))
         problems.attempt(lambda: checks.require_no_pattern(plan, folder))
-        problems.attempt(lambda: program.require_meeting_and_folder(world_size, folder))
+        problems.attempt(lambda: program.require_meeting_and_folder(world_size, folder, make=not problems.found))
     with program.attended(folder, rank) as stop:
         options.watchdog = program.watchdog(folder, rank, world_size, options)
         try:

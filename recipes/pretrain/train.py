@@ -44,10 +44,10 @@ def run(options: argparse.Namespace) -> int:
         return 0
     with Problems() as problems:
         problems.attempt(lambda: validity.check(plan, core, world_size))
-        problems.attempt(lambda: program.require_meeting_and_folder(world_size, folder))
         problems.attempt(lambda: resume.require_same_experiment(plan, folder))
         total = core.training.train_steps or planned_steps(plan.contract)
         problems.attempt(lambda: option_table.require_reachable(options, total))
+        problems.attempt(lambda: program.require_meeting_and_folder(world_size, folder, make=not problems.found))
     with program.attended(folder, rank) as stop:
         options.watchdog = program.watchdog(folder, rank, world_size, options)
         found = machine.detect(plan)

@@ -10,6 +10,7 @@ its first second and with all its problems at once.
 from __future__ import annotations
 
 from recipes.finetune.checks import is_cpu
+from recipes.pretrain import agreement
 from recipes.pretrain.config import CoreConfig
 from recipes.schedule import SCHEDULES
 from toolkit.errors import Problems
@@ -57,6 +58,7 @@ def check(plan: Plan, core: CoreConfig, world_size: int) -> None:
         shapes(problems, core)
         _pipeline(problems, plan, core)
         _names(problems, core)
+        agreement.check(problems, plan, core)
         if core.transformer.get("fp8") and is_cpu(plan):
             problems.add(
                 f"fp8 ({core.transformer['fp8']}) needs GPUs that multiply it, and the plan is for CPUs",

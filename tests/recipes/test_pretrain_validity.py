@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from recipes.pretrain import config, validity
+from recipes.pretrain import agreement, config, validity
 from tests.plans import all_plans
 from toolkit.emit.megatron_core import core_config
 from toolkit.errors import ToolkitError
@@ -64,3 +64,24 @@ def test_what_is_no_whole_number_is_named(section: str, key: str, value: Any) ->
     core[section][key] = value
     with pytest.raises(ToolkitError, match=rf"{section}.{key} is "):
         check(core)
+
+
+def test_whatever_the_contract_fixes_cannot_be_edited_in_the_megatron_file() -> None:
+    """Else a checkpoint would go on under another learning rate, and call itself the same experiment."""
+    core = json.loads(json.dumps(core_config(PLAN)))
+    for section, values in agreement.wanted(PLAN.contract).items():
+        for key, value in values.items():
+            assert core[section][key] == value
+            for other in (value + 1, value * 2 + 1) if not isinstance(value, str) else ("linear", "constant"):
+                changed = copy.deepcopy(core)
+                changed[section][key] = other
+                with pytest.raises(ToolkitError) as found:
+                    check(changed)
+                told = [problem.message for problem in found.value.problems]
+                wanted = f"{section}.{key} is {other!r} in the megatron file, the plan's contract has {value}"
+                assert wanted in told, told
+            if section == "optimizer":
+                changed = copy.deepcopy(core)
+                del changed[section][key]
+                with pytest.raises(ToolkitError, match=rf"{section}.{key} is absent"):
+                    check(changed)
