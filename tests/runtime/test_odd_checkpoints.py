@@ -132,6 +132,18 @@ def test_the_older_one_of_a_step_goes_only_for_one_that_can_be_read(
     assert named(tmp_path) == ["checkpoint-1"]
 
 
+def test_the_pointer_after_a_kill_while_the_only_step_was_saved_again(tmp_path: Path) -> None:
+    make(tmp_path, 4)
+    checkpoint.begin(tmp_path, 4)
+    assert named(tmp_path) == ["checkpoint-4", "checkpoint-4.old"]
+    checkpoint.set_aside_incomplete(tmp_path)
+    assert named(tmp_path) == ["checkpoint-4", "incomplete-4"]
+    assert (tmp_path / "latest").read_text() == "checkpoint-4\n"
+    (tmp_path / "latest").write_text("checkpoint-9\n")  # killed before it was corrected
+    checkpoint.set_aside_incomplete(tmp_path)
+    assert (tmp_path / "latest").read_text() == "checkpoint-4\n"
+
+
 def test_one_that_was_moved_to_another_disk_and_linked(tmp_path: Path) -> None:
     """Its files go as those of others do; of a link that is no checkpoint only the link."""
     run, far = tmp_path / "run", tmp_path / "far"

@@ -197,13 +197,14 @@ def set_aside_incomplete(directory: str | Path) -> list[Path]:
     for path in _inside(folder):
         if HALF_WRITTEN.fullmatch(path.name):
             durable.remove(path)
-    moved = set_aside(folder, torn)
+    moved = [_set_aside(path) for path in torn]
     for old in [path for path in _all(folder) if path.name.endswith(".old")]:
         path = old.with_name(old.name.removesuffix(".old"))
         if is_complete(path):
             discard(old)
         elif not os.path.lexists(path):
             durable.rename(old, path)
+    _correct_pointer(folder)
     return moved
 
 
@@ -213,14 +214,19 @@ def set_aside(directory: str | Path, doomed: Iterable[Path]) -> list[Path]:
     With what :func:`choose` found damaged, so that it does not count as one of the newest, for which others go.
     """
     moved = [_set_aside(path) for path in doomed]
-    pointer = Path(directory) / LATEST
-    if moved and pointer.is_file() and not (pointer.parent / pointer.read_text().strip()).is_dir():
-        stays = complete(directory)
-        if stays:
-            point_to(directory, stays[-1].name)
-        else:
-            durable.remove(pointer)
+    _correct_pointer(Path(directory))
     return moved
+
+
+def _correct_pointer(folder: Path) -> None:
+    """Where it names what is not there: the newest that is, or none."""
+    pointer = folder / LATEST
+    if not pointer.is_file() or (folder / pointer.read_text(errors="replace").strip() / MANIFEST).is_file():
+        return
+    if stays := complete(folder):
+        point_to(folder, stays[-1].name)
+    else:
+        durable.remove(pointer)
 
 
 def prune(directory: str | Path, keep: int = 2, keep_every: int = 0, saved: int | None = None) -> list[Path]:
