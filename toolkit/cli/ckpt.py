@@ -109,12 +109,13 @@ def verify_command(directory: str, quick: bool, ranks_per_node: int, as_json: bo
     if as_json:
         click.echo(json.dumps({"checkpoints": rows}, indent=2))
     else:
-        for shown in map(plain, rows):
+        noted = next((each["name"] for each in reversed(rows) if each["notes"]), None)  # much the same for each
+        for shown, name in ((plain(each), each["name"]) for each in rows):
             state = "valid" if shown["valid"] else "broken"
             if not shown["committed"]:
                 state = f"{'looks whole' if shown['valid'] else 'broken'}, not committed by this toolkit"
             click.echo(f"{shown['name']}: {state}, {shown['files']} files, {shown['size']}")
-            for note in shown["notes"]:
+            for note in shown["notes"] if name == noted else ():
                 click.echo(f"  note       {note}")
             for each in shown["damage"]:
                 click.echo(f"  {each['kind']:<10} {each['file']}: {each['text']}")
