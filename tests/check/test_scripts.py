@@ -165,6 +165,15 @@ def test_one_fault_in_it_is_found_where_it_is(right: str, wrong: str, code: str)
         ("hosts=(${SLURM_JOB_NODELIST//,/ })", "node-list", True),
         ("hosts=($(scontrol show hostnames $SLURM_JOB_NODELIST))", "node-list", False),
         ("echo $SLURM_JOB_NODELIST | tee nodes.txt", "node-list", False),
+        ("#SBATCH --signal=B:USR1@300\ntrap '' USR1\nsrun --ntasks-per-node=8 python t.py", "signal-unheard", True),
+        ("#SBATCH --signal=B:USR1@300\ntrap - USR1\nsrun --ntasks-per-node=8 python t.py", "signal-unheard", True),
+        ("#SBATCH --signal=B:USR1@300\ntrap save USR1\nsrun --ntasks-per-node=8 python t.py", "signal-unheard", False),
+        ("unset SLURM_GPUS_PER_TASK \\\n  SLURM_GPUS", "variable-not-set", False),
+        ("echo $SLURM_GPUS_PER_TASK", "variable-not-set", True),
+        ("srun --ntasks-per-node=8 -m cyclic python t.py", "rank-order", True),
+        ("srun --ntasks-per-node=8 --distribution=plane=4 python t.py", "rank-order", True),
+        ("srun --ntasks-per-node=8 --distribution=block:cyclic python t.py", "rank-order", False),
+        ("srun --ntasks-per-node=1 -m cyclic torchrun t.py", "rank-order", False),
     ],
 )  # fmt: skip
 def test_lines_of_a_job_of_two_nodes(body: str, code: str, there: bool) -> None:
@@ -202,6 +211,22 @@ def test_export_none_with_an_srun_that_exports_again() -> None:
     changed = TEMPLATE.replace("#SBATCH --requeue", "#SBATCH --requeue\n#SBATCH --export=NONE")
     assert "export-none" in codes(changed)
     assert "export-none" not in codes(changed.replace("srun --kill", "srun --export=ALL --kill"))
+
+
+@pytest.mark.parametrize(
+    ("lines", "there"),
+    [
+        ("#SBATCH --exclusive", True),
+        ("#SBATCH --exclusive=user", True),
+        ("#SBATCH --exclusive\n#SBATCH --mem=0", False),
+        ("#SBATCH --exclusive\n#SBATCH --mem-per-cpu=8G", False),
+        ("#SBATCH --exclusive\n#SBATCH --mem-per-gpu=200G", False),
+        ("#SBATCH --gpus-per-node=8", False),
+    ],
+)
+def test_a_whole_node_is_not_all_of_its_memory(lines: str, there: bool) -> None:
+    found = [each.code for each in told(f"#!/bin/bash\n{lines}\nsrun --ntasks-per-node=8 python t.py\n")]
+    assert ("memory-default" in found) == there
 
 
 def test_only_lines_before_the_first_command_are_directives() -> None:

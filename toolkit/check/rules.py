@@ -49,6 +49,11 @@ RULES: dict[str, Rule] = {
         WARNING, "a requeued job may truncate the log of the run that failed", "JobFileAppend, slurm.conf(5)"
     ),
     "node-count": Rule(ERROR, "the job waits for ever, or has other nodes than it counts on", SBATCH),
+    "memory-default": Rule(
+        WARNING,
+        "--exclusive is of cores and GPUs: of memory a job has DefMemPerCPU or DefMemPerNode, and is killed beyond",
+        SEEN,
+    ),
     # --- tasks
     "tasks-times-workers": Rule(
         ERROR,
@@ -62,6 +67,11 @@ RULES: dict[str, Rule] = {
     ),
     "head-node-only": Rule(ERROR, "a batch script runs on the first node only", "huggingface/accelerate #3522"),
     "tasks-and-gpus": Rule(WARNING, "ranks and GPUs are not the same number", SRUN),
+    "rank-order": Rule(
+        WARNING,
+        "neighbouring ranks are on different nodes: groups that a fast link should join cross the network",
+        SEEN,
+    ),
     "kill-on-bad-exit": Rule(WARNING, "when one task dies the others wait for it until the time limit", SEEN),
     "step-cpus": Rule(WARNING, "since 22.05 srun does not inherit --cpus-per-task", SRUN),
     "node-cpus": Rule(WARNING, "a task has one CPU unless it asks for more: all workers of a node share it", SBATCH),

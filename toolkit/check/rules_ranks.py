@@ -18,6 +18,7 @@ RANK_OPTIONS = ("node_rank", "machine_rank", "group_rank")
 OF_A_NODE = {"NODE_RANK", "MACHINE_RANK", "GROUP_RANK", "SLURM_NODE_RANK", "NODEID", "THIS_NODE", "NODE_ID"}
 OF_A_PROCESS = {"RANK", "LOCAL_RANK", "PROC_ID", "GLOBAL_RANK", "PROCID"}
 _USED = re.compile(r"(?<![\w])SLURMD?_[A-Z][A-Z0-9_]*")
+_UNSET = re.compile(r"^[ \t]*unset((?:[ \t]+[\w-]+|[ \t]*\\\n)+)", re.MULTILINE)
 _GUARDED = re.compile(r"\$\{(\w+)(?::?[-=?+])")
 COUNTS = {"SLURM_NTASKS": "tasks", "SLURM_NPROCS": "tasks", "SLURM_JOB_NUM_NODES": "nodes", "SLURM_NNODES": "nodes"}
 
@@ -32,9 +33,20 @@ def rank_findings(script: Script, found: list[Launch], facts: Facts) -> Iterator
                 yield from _node_rank(script, launch, option, facts, several)
         yield from _sizes(script, launch, facts)
         yield from _early_arguments(launch)
+        yield from _order(script, launch, facts)
     yield from _early_values(script, found, several)
     yield from _counted(script, found, facts)
     yield from _slurm_variables(script)
+
+
+def _order(script: Script, launch: Launch, facts: Facts) -> Iterator[Finding]:
+    step = launch.call.step
+    asked = (step.options if step is not None else {}).get("distribution") or script.head.get("distribution") or ""
+    place = layout(script, step, facts)
+    if step is None or place.nodes == 1 or place.per_node == 1 or not asked.startswith(("cyclic", "plane", "arb")):
+        return
+    message = f"--distribution={shown(asked)}: ranks go round the nodes"
+    yield finding("rank-order", message, "srun --distribution=block", line=step.line)
 
 
 def _node_rank(script: Script, launch: Launch, option: str, facts: Facts, several: bool) -> Iterator[Finding]:
@@ -180,6 +192,7 @@ def _counted(script: Script, found: list[Launch], facts: Facts) -> Iterator[Find
 
 def _slurm_variables(script: Script) -> Iterator[Finding]:
     own = {each.name for each in script.assignments}
+    own |= {word for words in _UNSET.findall(script.text) for word in words.split()}  # which reads nothing
     given = set(script.head.options)
     told: set[str] = set()
     for number_, line in enumerate(script.text.split("\n"), 1):

@@ -115,7 +115,9 @@ def limit_seconds(text: str) -> int:
 
 
 def _batch_shell(script: Script, name: str, line: int) -> Iterator[Finding]:
-    traps = [call for call in script.calls if call.name == "trap" and call.step is None]
+    # one without a command ('' or -) hears nothing
+    deaf = (("",), ("-",))
+    traps = [call for call in script.calls if call.name == "trap" and not call.step and call.words[1:2] not in deaf]
     heard = any(
         name in {word.upper().removeprefix("SIG") for word in trap.words[2:]}
         or (name == "USR1" and "10" in trap.words[2:])

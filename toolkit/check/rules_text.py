@@ -94,6 +94,7 @@ def directive_findings(script: Script, facts: Facts, exists: Exists) -> Iterator
             yield finding("directive-variable", f"--{name}={value}", remedy, line=head.lines[name])
     yield from _folders(script, exists)
     yield from _requeue(script)
+    yield from _memory(script)
     yield from _nodes(script)
     if script.is_batch:
         yield from _export(script)
@@ -145,6 +146,13 @@ def _requeue(script: Script) -> Iterator[Finding]:
             "#SBATCH --open-mode=append",
             line=head.line("requeue"),
         )
+
+
+def _memory(script: Script) -> Iterator[Finding]:
+    given = script.head.options
+    if "exclusive" in given and not {"mem", "mem-per-cpu", "mem-per-gpu"} & given.keys():
+        line = script.head.line("exclusive")
+        yield finding("memory-default", "--exclusive without --mem", "#SBATCH --mem=0: all of each node", line=line)
 
 
 def _nodes(script: Script) -> Iterator[Finding]:
