@@ -128,7 +128,7 @@ def contract_problems(contract: Contract) -> Iterator[Problem]:
         if not values[name] > 0:
             yield Problem(f"{name} is {values[name]}", "it must be more than 0")
     for name in NOT_NEGATIVE:
-        if values[name] < 0:
+        if not values[name] >= 0:  # nan as well
             yield Problem(f"{name} is {values[name]}", "it must not be negative")
     for name, most in MOST.items():
         if values[name] > most:

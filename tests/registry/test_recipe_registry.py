@@ -1,5 +1,6 @@
 """Recipes load strictly, by name or path, and a contract never changes under its version."""
 
+import math
 import re
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from recipes import lock
 from toolkit.cli.request import build
 from toolkit.errors import ToolkitError
-from toolkit.recipe import Contract, contract_sha256
+from toolkit.recipe import Contract, contract_problems, contract_sha256
 from toolkit.registry.recipes import SHIPPED, all_recipes, find_recipe, load_recipe
 
 TINY = (SHIPPED / "finetune" / "tiny.toml").read_text()
@@ -192,6 +193,14 @@ def test_values_that_make_no_sense(tmp_path: Path, before: str, after: str, expe
     named = TINY if before.startswith("name") else TINY.replace('name = "tiny"', 'name = "mine"')
     path.write_text(named.replace(before, after, 1))
     assert expected in message(str(path))
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, -1.0])
+def test_no_setting_is_a_number_that_is_none(number: float) -> None:
+    plain = Contract()
+    for name in (each for each in plain.__struct_fields__ if isinstance(getattr(plain, each), float)):
+        found = [str(each) for each in contract_problems(msgspec.structs.replace(plain, **{name: number}))]
+        assert any(each.startswith(f"{name} is {number}") or f"{name} {number}" in each for each in found), (name, found)
 
 
 def test_a_missing_file() -> None:
