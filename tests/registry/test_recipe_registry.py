@@ -199,8 +199,8 @@ def test_values_that_make_no_sense(tmp_path: Path, before: str, after: str, expe
 def test_no_setting_is_a_number_that_is_none(number: float) -> None:
     plain = Contract()
     for name in (each for each in plain.__struct_fields__ if isinstance(getattr(plain, each), float)):
-        found = [str(each) for each in contract_problems(msgspec.structs.replace(plain, **{name: number}))]
-        assert any(each.startswith(f"{name} is {number}") or f"{name} {number}" in each for each in found), (name, found)
+        said = [str(each) for each in contract_problems(msgspec.structs.replace(plain, **{name: number}))]
+        assert any(each.startswith(f"{name} is {number}") or f"{name} {number}" in each for each in said), (name, said)
 
 
 def test_a_missing_file() -> None:
