@@ -174,6 +174,7 @@ def test_every_attack_in_every_directive_and_comment(attack: str) -> None:
             assert str(error)
             continue
         head = text.partition("# ---- From here on")[0].splitlines()
+        assert head.pop(head.index("set -euo pipefail") - 1) == script.BASH
         assert all(re.match(r"#|set -euo pipefail$|export [A-Z_]+=|[a-z_]+=|$", line) for line in head), head
         directives = [line for line in head if line.startswith("#SBATCH")]
         assert all(re.fullmatch(r"#SBATCH --[a-z-]+(=[A-Za-z0-9._,@+:/=%&|*\[\]()!-]+)?", line) for line in directives)

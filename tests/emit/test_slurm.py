@@ -2,6 +2,7 @@
 
 import re
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -235,6 +236,13 @@ def test_run_without_sbatch_it_says_so(cluster: FakeCluster, name: str) -> None:
     said = f"error: this script is for sbatch, which has not started it: SLURM_{name} is not set\n  submit it: sbatch /"
     assert done.returncode == 2 and done.stderr.startswith(said) and done.stderr.count("\n") == 2
     assert not (cluster.submit / "plan/run").exists()
+
+
+def test_another_shell_says_so(cluster: FakeCluster) -> None:
+    path = cluster.directory / "train.sbatch"
+    path.write_text(written(cluster, PLANS["zero3"]))
+    done = subprocess.run(["dash", str(path)], cwd=cluster.submit, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (2, f"error: this script is for bash\n  bash {path}\n")
 
 
 def test_cpus_per_task_of_the_job_reach_the_step(cluster: FakeCluster) -> None:

@@ -15,6 +15,8 @@ from toolkit.plan import Plan
 
 PROGRAMS = ("finetune", "pretrain")
 LAUNCHERS = ("torchrun", "srun")
+# read before anything that another shell would not understand
+BASH = '[ -n "${BASH_VERSION:-}" ] || { printf "error: this script is for bash\\n  bash %s\\n" "$0" >&2; exit 2; }'
 LEAST_STOP_SECONDS, MOST_STOP_SECONDS = 120, 65535  # the latter is Slurm's own limit
 # bf16 weights, fp32 master copy and both Adam moments: what one checkpoint holds
 CHECKPOINT_BYTES_PER_PARAMETER = 14.0
@@ -80,7 +82,7 @@ def assignments(plan: Plan, files: Files) -> list[str]:
         "stop_seconds": stop_seconds(plan),
     }
     lines = [shell.assignment(name, value) for name, value in variables.items()]
-    return ["set -euo pipefail", *environment.exports(plan), *lines]
+    return [BASH, "set -euo pipefail", *environment.exports(plan), *lines]
 
 
 def location(directory: str, output_directory: str) -> list[str]:

@@ -3,6 +3,7 @@
 # for 1 x 2 cpu (local-cpu)
 # Written by toolkit 0.1.0 with calibration assumed:
 # change the plan, not this file.
+[ -n "${BASH_VERSION:-}" ] || { printf "error: this script is for bash\n  bash %s\n" "$0" >&2; exit 2; }
 set -euo pipefail
 export OMP_NUM_THREADS=1
 export TOKENIZERS_PARALLELISM=false

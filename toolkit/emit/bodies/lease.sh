@@ -44,8 +44,8 @@ is_held() {
     done
     case $state$kind in
       SUSPENDED* | STOPPED*) why="is suspended" && return ;;
-      RUNNING.job* | SIGNALING.job* | STAGE_OUT.job*) why="is running" && return ;;
-      RUNNING* | SIGNALING* | STAGE_OUT* | COMPLETING* | .*) ;;
+      RUNNING.job* | SIGNALING.job* | RESIZING.job* | STAGE_OUT.job*) why="is running" && return ;;
+      RUNNING* | SIGNALING* | RESIZING* | STAGE_OUT* | COMPLETING* | .*) ;;
       *) return 1 ;;                                     # it waits to go on, or has ended
     esac
   fi
