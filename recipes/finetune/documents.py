@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from recipes import hub
 from recipes.finetune import rows
 from toolkit.errors import ToolkitError
 from toolkit.registry.files import expanded, is_there
@@ -126,13 +127,15 @@ def hub_name(dataset: str) -> tuple[str, str | None, str]:
 
 def _hub_rows(dataset: str) -> Iterator[Mapping[str, Any]]:
     name, configuration, split = hub_name(dataset)
+    hub.settle()
     import datasets
 
     try:
         found = datasets.load_dataset(name, configuration, split=split)
     except Exception as error:  # the library raises many kinds: network, name, configuration, split, format
         raise ToolkitError(
-            f"dataset {dataset!r} is neither a local file nor a data set of the hub that can be read: {error}",
+            f"dataset {dataset!r} is neither a local file nor a data set of the hub that can be read:"
+            f" {hub.reason(error)}",
             remedy=REMEDY,
         ) from error
     return itertools.chain(found)

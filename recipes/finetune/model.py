@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+from recipes import hub
 from recipes.byte_tokenizer import ByteTokenizer
 from recipes.finetune import adapters, fitting
 from recipes.finetune.checks import is_cpu
@@ -79,11 +80,13 @@ def tokenizer_named(name: str) -> Any:
         )
     from transformers import AutoTokenizer
 
+    if not there:
+        hub.settle()
     try:
         return AutoTokenizer.from_pretrained(str(path) if there else name)
     except Exception as error:  # the libraries raise many kinds, down to a bare Exception for a damaged file
         raise ToolkitError(
-            f"cannot load the tokenizer {name!r}: {' '.join(str(error).split())}",
+            f"cannot load the tokenizer {name!r}: {' '.join(str(error).split()) if there else hub.reason(error)}",
             remedy="check the name, or the files of the folder: tokenizer.json and tokenizer_config.json",
         ) from error
 
@@ -133,6 +136,9 @@ def load_base(plan: Plan, tokenizer: Any, half: bool, **quantization: Any) -> tu
     source, contract = hub_or_path(plan), plan.contract
     dtype = adapters.half_precision(plan) if half else torch.float32
     keywords: dict[str, Any] = {"dtype": dtype, "attn_implementation": _attention(plan)}
+    local = not source or is_there(expanded(source))
+    if not local:
+        hub.settle()
     try:
         if source and has_weights(source) and contract.init == "model":
             config = _configuration(plan, source)
@@ -163,7 +169,8 @@ def load_base(plan: Plan, tokenizer: Any, half: bool, **quantization: Any) -> tu
         raise
     except Exception as error:  # a shape or a file that cannot be right fails anywhere in the libraries
         raise ToolkitError(
-            f"cannot make the model {contract.model!r}: {' '.join(str(error).split()) or type(error).__name__}",
+            f"cannot make the model {contract.model!r}: "
+            + (hub.reason(error) if not local else " ".join(str(error).split()) or type(error).__name__),
             remedy="check the name, the files of its folder (config.json, safetensors), or plan again with --model",
         ) from error
     _settle_padding(model, tokenizer)

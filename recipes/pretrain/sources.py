@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from recipes import hub
 from recipes.finetune import rows
 from recipes.finetune.documents import local_file, require_text
 from toolkit.errors import ToolkitError
@@ -172,12 +173,13 @@ def _parquet(path: Path) -> Any:
 
 
 def _hub(name: str) -> Any:
+    hub.settle()
     try:
         import datasets
 
         return datasets.load_dataset(name, split="train")
     except Exception as error:  # the library raises many kinds: network, name, split, format
         raise ToolkitError(
-            f"dataset {name!r} is neither a local file nor a data set of the hub that can be read: {error}",
+            f"dataset {name!r} is neither a local file nor a data set of the hub that can be read: {hub.reason(error)}",
             remedy=HINT,
         ) from error

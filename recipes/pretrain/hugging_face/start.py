@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from recipes import ranks
+from recipes import hub, ranks
 from recipes.finetune.model import has_weights, hub_or_path, require_source
 from recipes.pretrain.config import CoreConfig
 from recipes.pretrain.hugging_face import architecture
@@ -58,11 +58,12 @@ def _downloaded(source: str, rank: int) -> Path:
     from huggingface_hub import snapshot_download
 
     def download() -> str:
+        hub.settle()
         try:
             return str(snapshot_download(source, allow_patterns=["*.safetensors*", "*.json", "tokenizer*"]))
         except Exception as error:  # the library raises many kinds: network, name, permission, disk
             raise ToolkitError(
-                f"cannot download {source!r}: {error}",
+                f"cannot download {source!r}: {hub.reason(error)}",
                 remedy="download it elsewhere and give its folder, or set init to random in the contract",
             ) from error
 
