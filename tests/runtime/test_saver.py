@@ -194,7 +194,9 @@ def flip(folder: Path) -> None:
     victim.write_bytes(bytes([victim.read_bytes()[0] ^ 1]) + victim.read_bytes()[1:])
 
 
-def test_a_copy_that_is_newer_than_what_is_whole_here_is_fetched(tmp_path: Path) -> None:
+def test_a_copy_that_is_newer_than_what_is_whole_here_is_fetched(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The newest one here is damaged, its copy is not: no step is lost."""
     run, far = two_saves(tmp_path)
     flip(run / "checkpoint-2")
@@ -207,6 +209,8 @@ def test_a_copy_that_is_newer_than_what_is_whole_here_is_fetched(tmp_path: Path)
     shutil.rmtree(run)  # both copies are damaged, in different places
     flip(tmp_path / "far" / "checkpoint-2")
     assert start_from_durable(run, far, ALONE) == "checkpoint-1"
+    said = capsys.readouterr().err
+    assert f"note: {far}/checkpoint-2 could not be fetched: rank 0: " in said and "is not what was committed" in said
 
 
 def test_of_copies_the_course_of_this_run_counts(tmp_path: Path) -> None:

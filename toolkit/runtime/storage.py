@@ -71,7 +71,7 @@ def upload(path: Path, url: str, group: Group = ALONE) -> None:
             sink.write(manifest.encode(known))
 
     sums.on_first(prepare, group, Path(target))
-    _on_all(copy, group, target)
+    sums.raise_any(Path(target), _on_all(copy, group), group)
     sums.on_first(declare, group, Path(target))
 
 
@@ -91,7 +91,8 @@ def fetch(url: str, name: str, directory: Path, group: Group = ALONE) -> Path:
                 if total != known.files[each].sha256:
                     raise OSError(f"{source}/{each} is not what was committed (SHA-256 {total[:12]})")
 
-    _on_all(copy, group, source)
+    if errors := _on_all(copy, group):
+        raise ToolkitError(f"{source} could not be fetched: {'; '.join(errors)}", remedy="the one before it is taken")
     checkpoint.commit(path, manifest.flat(known), group)
     return path
 
@@ -214,14 +215,14 @@ def _pump(source: Any, sink: Any) -> str:
     return total.hexdigest()
 
 
-def _on_all(action: Callable[[], None], group: Group, what: str) -> None:
-    """Run on every rank; a failure of one is everybody's."""
+def _on_all(action: Callable[[], None], group: Group) -> list[str]:
+    """Run on every rank; what went wrong on any of them, the same on all."""
     error = ""
     try:
         action()
     except ToolkitError as problem:
         error = f"rank {group.rank}: {problem.problems[0].message}"
-    sums.raise_any(Path(what), [text for text in group.share(error) if text], group)
+    return [text for text in group.share(error) if text]
 
 
 def _parent(path: str) -> str:
