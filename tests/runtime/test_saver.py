@@ -283,3 +283,24 @@ def test_copies_that_learnt_from_what_is_left_out_by_now_go_with_the_next_copy(t
     saver.commit(path, {"step": 25, "skipped_batches": [12, 24]})  # 15 has not read that
     saver.close()
     assert storage.names(far) == ["checkpoint-15", "checkpoint-25"]
+
+
+@pytest.mark.parametrize("moment", ["cat_file", "_open"])
+def test_storage_that_refuses_one_rank_leaves_no_other_waiting(tmp_path: Path, moment: str) -> None:
+    """Only rank 0 reads the manifest; a file that another rank cannot read is everybody's failure."""
+    run, far = two_saves(tmp_path)
+    shutil.rmtree(run)
+
+    def resume(group: Group) -> None:
+        from fsspec.implementations.local import LocalFileSystem
+
+        def refused(*_: object, **__: object) -> bytes:
+            raise PermissionError("403 Forbidden")
+
+        if group.rank == 1:
+            setattr(LocalFileSystem, moment, refused)
+        (tmp_path / f"got-{group.rank}").write_text(f"{start_from_durable(run, far, group)}")
+
+    assert ranks.run(resume, ["a", "b"]) == [0, 0]
+    told = {(tmp_path / f"got-{rank}").read_text() for rank in range(2)}
+    assert len(told) == 1 and (moment == "_open" or told == {"checkpoint-2"})

@@ -78,7 +78,9 @@ def upload(path: Path, url: str, group: Group = ALONE) -> None:
 def fetch(url: str, name: str, directory: Path, group: Group = ALONE) -> Path:
     """Copy a checkpoint of durable storage into the run's own folder and commit it there; every rank calls it."""
     source = f"{url.rstrip('/')}/{name}"
-    known = read(source)
+    found: list[Manifest] = []
+    sums.on_first(lambda: found.append(read(source)), group, Path(source))
+    known = group.share(found)[0][0]
     path = checkpoint.begin(directory, known.step, group)
     mine = shares.to_hash({each: entry.bytes for each, entry in known.files.items()}, group.hosts)[group.rank]
 
