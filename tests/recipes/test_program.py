@@ -7,12 +7,14 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from recipes import options, program
 from tests.plans import all_plans
 from toolkit.emit.bundle import bundle
 from toolkit.errors import ToolkitError
+from toolkit.runtime import checkpoint, experiment
 from toolkit.runtime.lease import Lease
 
 PROGRAMS = {"finetune": "tiny", "pretrain": "tiny-megatron"}
@@ -108,3 +110,18 @@ def test_a_rank_that_is_refused_says_so_to_its_batch_script(tmp_path: Path, monk
         assert sorted(path.name for path in tmp_path.iterdir()) == [".attempt", ".lease.1"]
     said = (tmp_path / ".attempt" / "42-0-0" / "0").read_text()
     assert said == f"refused {error.value.problems[0].message}\n" and "(job 41)" in said
+
+
+@pytest.mark.parametrize("which", PROGRAMS)
+def test_a_checkpoint_of_another_experiment_is_refused_before_torch_with_all_that_differs(
+    which: str, tmp_path: Path
+) -> None:
+    other = msgspec.structs.replace(all_plans()[PROGRAMS[which]].contract, seed=7, learning_rate=0.25)
+    path = tmp_path / "run" / "checkpoint-3"
+    path.mkdir(parents=True)
+    (path / "weights").write_bytes(b"1")
+    checkpoint.commit(path, experiment.facts(other) | {"step": 3})
+    said = start(which, tmp_path, MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+    assert said.count("error: ") == 1 and f"{path} belongs to another experiment: " in said
+    assert "seed is 7 there and " in said and "learning_rate is 0.25 there and " in said
+    assert sorted(each.name for each in (tmp_path / "run").iterdir()) == ["checkpoint-3", "latest"]
