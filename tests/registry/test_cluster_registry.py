@@ -339,6 +339,7 @@ def test_the_documented_example_loads(tmp_path: Path) -> None:
     assert cluster.inter_node.latency_seconds == pytest.approx(2e-6)
     assert cluster.storage_bandwidth_bytes_per_second == 40 * GB
     assert cluster.accelerator.price_per_hour == 2.5
+    assert cluster.accelerator.sources["price_per_hour"] == "our wiki, page Hardware"
     assert cluster.site.environment == {"NCCL_IB_HCA": "mlx5"} and cluster.site.modules == ("cuda/12.6",)
     assert cluster.assumed == ("storage_bandwidth_bytes_per_second",)
     # it shows every key that there is

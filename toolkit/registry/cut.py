@@ -77,7 +77,12 @@ def cut(parts: Parts, request: GpuRequest, asked_per_node: int) -> ClusterSpec:
     with Problems() as problems:
         links = [_link(problems, parts, place, shared_out) for place in ("intra_node", "inter_node")]
     if file.price_per_gpu_hour:
-        accelerator = msgspec.structs.replace(accelerator, price_per_hour=file.price_per_gpu_hour)
+        stated = sources.get("price_per_hour", file.source or f"stated in {parts.where}")
+        accelerator = msgspec.structs.replace(
+            accelerator,
+            price_per_hour=file.price_per_gpu_hour,
+            sources=accelerator.sources | {"price_per_hour": stated},
+        )
     spec = ClusterSpec(
         name=file.name,
         accelerator=accelerator,
