@@ -196,6 +196,24 @@ def _float(text: str) -> float:
         return math.nan
 
 
+def share() -> Callable[[str], float]:
+    """A number from 0 to less than 1."""
+
+    def read(text: str) -> float:
+        if not 0.0 <= (value := _float(text)) < 1.0:
+            raise ValueError("give a share, from 0 to less than 1")
+        return value
+
+    return read
+
+
+def text(value: str) -> str:
+    """Any text but an empty one."""
+    if not value.strip() or "\0" in value:
+        raise ValueError("give a text that is not empty")
+    return value
+
+
 def one_of(*words: str) -> Callable[[str], str]:
     """One of some words."""
 

@@ -13,23 +13,27 @@ import argparse
 import os
 import time
 from itertools import islice
-from pathlib import Path
 
 from recipes import program
 from recipes.finetune import chat, checks, documents, material, padding, preferences, preparation, tokenise
 from recipes.finetune import model as models
+from recipes.option_table import path
+from recipes.options import REQUIRED, Option, Parser, whole
 from toolkit import plan as plans
 from toolkit.errors import Problems, ToolkitError
 from toolkit.plan import Plan
 
+TABLE = (
+    Option("--plan", path, REQUIRED, "plan.json, from toolkit plan --out", "FILE"),
+    Option("--output-dir", path, None, "of the run; default: the folder 'run' beside the plan", "FOLDER"),
+    Option("--workers", whole(1, 4096), tokenise.processes(), "processes (default: one per core)", "N"),
+    Option("--estimate", None, False, "do the first rows only, and tell how long all take"),
+)
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run the program; problems with the inputs go to stderr as sentences."""
-    parser = argparse.ArgumentParser(prog="recipes.finetune.prepare", description=__doc__.split("\n")[0])
-    parser.add_argument("--plan", type=Path, required=True, help="plan.json, from toolkit plan --out")
-    parser.add_argument("--output-dir", type=Path, help="of the run; default: the folder 'run' beside the plan")
-    parser.add_argument("--workers", type=int, default=tokenise.processes(), help="processes (default: one per core)")
-    parser.add_argument("--estimate", action="store_true", help="do the first rows only, and tell how long all take")
+    parser = Parser("recipes.finetune.prepare", (__doc__ or "").split("\n")[0], TABLE)
     return program.told(_run, parser.parse_args(argv))
 
 
@@ -41,8 +45,6 @@ def _run(options: argparse.Namespace) -> int:
             f"cannot read {options.plan}: {error}", remedy="make it with toolkit plan ... --out DIR"
         ) from error
     with Problems() as problems:
-        if options.workers < 1:
-            problems.add(f"--workers is {options.workers}", "it must be 1 or more")
         if plan.program != "finetune":
             problems.add(f"the plan is for the program {plan.program!r}", f"use recipes.{plan.program}.prepare instead")
         checks.check_contract(problems, plan)

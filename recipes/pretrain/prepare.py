@@ -22,6 +22,8 @@ import msgspec
 import numpy as np
 
 from recipes import program
+from recipes.options import REQUIRED, Option, Parser, share, text, whole
+from recipes.options import number as amount
 from recipes.pretrain import sources
 from recipes.pretrain.parts import Counted, Job, alone, claim, count, dtype_of, file_of
 from recipes.pretrain.tokens import HELD_OUT, Manifest, beside, encode, fingerprint, load_tokenizer
@@ -32,29 +34,27 @@ MOST_PART_MIB = 1_000_000
 RESULTS = (".bin", ".idx", f"{HELD_OUT}.bin", f"{HELD_OUT}.idx", ".json")
 
 
+TABLE = (
+    Option("--dataset", text, REQUIRED,
+           "sample, a .jsonl, .jsonl.gz, .parquet or text file, a folder of them, or a hub name", "DATA"),
+    Option("--tokenizer", text, REQUIRED, "byte, a hub name or a path", "NAME"),
+    Option("--out", text, REQUIRED, "prefix of the files to write", "PREFIX"),
+    Option("--workers", whole(1, 4096), os.cpu_count() or 1, "processes (default: one per core)", "N"),
+    Option("--text-column", text, "text", "the column with the text (default text)", "NAME"),
+    Option("--held-out", share(), 0.005, "share of documents for evaluation (0.005)", "SHARE"),
+    Option("--part-mib", amount(0.0, MOST_PART_MIB, "64"), 64.0, "input per part, in MiB (default 64)", "MIB"),
+    Option("--force", None, False, "replace earlier results and parts"),
+)  # fmt: skip
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the program; problems with the inputs go to stderr as sentences."""
-    parser = argparse.ArgumentParser(prog="recipes.pretrain.prepare", description=__doc__.split("\n")[0])
-    parser.add_argument("--dataset", required=True, help="sample, a .jsonl, .jsonl.gz, .parquet or text file, a folder"
-                        " of them, or a hub name")  # fmt: skip
-    parser.add_argument("--tokenizer", required=True, help="byte, a hub name or a path")
-    parser.add_argument("--out", required=True, help="prefix of the files to write")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
-    parser.add_argument("--text-column", default="text", help="the column with the text (default text)")
-    parser.add_argument("--held-out", type=float, default=0.005, help="share of documents for evaluation (0.005)")
-    parser.add_argument("--part-mib", type=float, default=64.0, help="input per part, in MiB (default 64)")
-    parser.add_argument("--force", action="store_true", help="replace earlier results and parts")
+    parser = Parser("recipes.pretrain.prepare", (__doc__ or "").split("\n")[0], TABLE)
     return program.told(_run, parser.parse_args(argv))
 
 
 def _run(options: argparse.Namespace) -> int:
     with Problems() as problems:
-        if options.workers < 1:
-            problems.add(f"--workers is {options.workers}", "it must be 1 or more")
-        if not 0.0 <= options.held_out < 1.0:
-            problems.add(f"--held-out is {options.held_out}", "it must be at least 0 and less than 1")
-        if not 0 < options.part_mib <= MOST_PART_MIB:
-            problems.add(f"--part-mib is {options.part_mib}", f"it must be more than 0, and at most {MOST_PART_MIB:,}")
         if Path(options.out).name in ("", "."):
             problems.add(
                 f"--out is {options.out!r}", "give a folder and the beginning of the files' names: data/corpus"

@@ -110,8 +110,10 @@ def test_what_is_prepared_is_what_a_run_reads(tmp_path: Path, capsys: pytest.Cap
     monkeypatch.setattr(preparation, "make", None)  # nothing is made again
     read = material.read(plan, ByteTokenizer(), 258, tmp_path / "run", 0)
     assert read.training + read.held_out > 2 and read.counts["documents"] == 300
-    assert prepare.main(["--plan", str(path), "--workers", "0"]) == 2
-    assert "--workers is 0" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as left:
+        prepare.main(["--plan", str(path), "--workers", "0", "--output-dir="])
+    said = capsys.readouterr().err
+    assert left.value.code == 2 and "--workers is '0'" in said and "--output-dir is ''" in said
 
 
 def free_port() -> int:

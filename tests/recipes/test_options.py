@@ -1,6 +1,7 @@
 """Options of the training programs: whatever stands there is a value in its range, or a sentence that names it."""
 
 import argparse
+import importlib
 import math
 import subprocess
 import sys
@@ -192,3 +193,15 @@ def test_the_table_brings_nothing_heavy() -> None:
 def test_two_options_of_one_name_are_a_fault_of_the_table() -> None:
     with pytest.raises(AssertionError):
         Parser("x", "x", [*option_table.SHARED, option_table.SHARED[0]])
+
+
+@drawn(st.sampled_from(("finetune", "pretrain")), st.data())
+def test_any_text_for_an_option_of_the_preparations_too(which: str, data: st.DataObject) -> None:
+    table = importlib.import_module(f"recipes.{which}.prepare").TABLE
+    words = [f"{option.name}={data.draw(ODD)}" for option in table]
+    try:
+        found = Parser("x", "x", table).read(words)
+    except ToolkitError as error:
+        assert all(problem.message.split()[0] in {option.name for option in table} for problem in error.problems)
+        return
+    assert all(value != "" for value in vars(found).values())

@@ -151,7 +151,7 @@ def test_what_cannot_be_prepared_is_a_sentence(tmp_path):
     for arguments, said in (
         ((tmp_path / "gone.jsonl", tmp_path / "out"), "does not exist"),
         ((dataset, tmp_path / "out", "--text-column", "body"), "no text in column 'body'"),
-        ((dataset, tmp_path / "out", "--workers", "0"), "--workers is 0"),
+        ((dataset, tmp_path / "out", "--workers", "0"), "--workers is '0'"),
         ((dataset, tmp_path / "out", "--tokenizer", str(tmp_path / "none")), "cannot load the tokenizer"),
     ):
         done = prepared(*arguments)
