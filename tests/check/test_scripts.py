@@ -34,6 +34,7 @@ def codes(text: str, **more: object) -> set[str]:
 def test_our_own_scripts_have_no_error(path: Path) -> None:
     found = check({str(path): path.read_text()}, Facts(step_seconds=10.0, save_seconds=60.0), lambda _: None)
     assert [each for each in found if each.severity == "error"] == []
+    assert check({str(path): path.read_text()}, None, lambda _: None) == []  # as ``toolkit check`` reads it
 
 
 def test_our_own_script_is_really_read_and_a_fault_in_it_found() -> None:

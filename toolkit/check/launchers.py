@@ -69,7 +69,7 @@ def _launch(call: Call) -> Launch | None:
         if module in PROGRAMS:
             return _read(PROGRAMS[module], call, rest)
         program = [word for word in words[1:] if word]
-        if call.step is None or not _trains(program):
+        if call.step is None or not _trains(program) or module == "toolkit":  # its check of the nodes
             return None
         return Launch("python", call, {}, tuple(program), _arguments(program))
     if name in ("torchrun", "ft_launcher"):
