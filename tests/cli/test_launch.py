@@ -47,6 +47,20 @@ def test_a_dry_run_writes_the_files_and_says_the_command(plan_file: Path) -> Non
     assert json.loads((plan_file.parent / "ds_config.json").read_text())["train_batch_size"] == 16
 
 
+@pytest.mark.parametrize("start", ["--dry-run", "--submit"])
+def test_options_that_the_program_would_refuse_are_refused_before_anything_is_written(
+    plan_file: Path, start: str
+) -> None:
+    words = ("--keep", "0", "--sve-steps=5", "--hang-at-most", "3", "--skip-batches", "61")
+    with pytest.raises(ToolkitError) as found:
+        launch(str(plan_file), start, "--", *words)
+    said = str(found.value)
+    assert "--keep is '0'" in said and "did you mean --save-steps?" in said and "--hang-at-most 3 is less" in said
+    with pytest.raises(ToolkitError, match="--skip-batches is 61, the run has 60"):
+        launch(str(plan_file), start, "--", *words[-2:])
+    assert [path.name for path in plan_file.parent.iterdir()] == ["plan.json"]
+
+
 def test_twice_is_as_good_as_once_but_edited_files_are_kept(plan_file: Path) -> None:
     launch(str(plan_file), "--dry-run")
     launch(str(plan_file), "--dry-run")

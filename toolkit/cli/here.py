@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from toolkit.errors import ToolkitError
 if TYPE_CHECKING:
     from toolkit.plan import Plan
 
+PROGRAMS = ("finetune", "pretrain")  # whose options recipes/option_table.py has under these names
 DEVICES = ("nvidia[0-9]*", "dxg")  # where the driver's own tool is not in a container, they still are
 
 
@@ -53,6 +54,19 @@ def check_runs_here(plan: Plan, files: Mapping[str, str]) -> None:
     require_gpus(plan)
     if not (plan.cluster.site.setup_command or plan.cluster.site.modules):
         (_check_pretrain if plan.program == "pretrain" else _check_finetune)(plan, files)
+
+
+def check_arguments(plan: Plan, arguments: Sequence[str]) -> None:
+    """Raises ToolkitError with all that the program would refuse of its options: not after a wait in a queue."""
+    if (
+        set(arguments) & {"-h", "--help"} or plan.program not in PROGRAMS
+    ):  # the program tells, or the files cannot be made
+        return
+    from toolkit.recipe import planned_steps
+
+    table = _of_recipes("option_table")
+    given = getattr(table, plan.program)().read(["--plan=plan.json", *arguments])
+    table.require_reachable(given, planned_steps(plan.contract))
 
 
 def require_gpus(plan: Plan) -> None:

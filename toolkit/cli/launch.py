@@ -60,8 +60,11 @@ def command(what: str, program_arguments: tuple[str, ...], **options: Any) -> No
             f"{plan.name} names no data to train on, its program would end at once",
             remedy="give --dataset NAME|PATH with the recipe's name, or --dry-run to write the files only",
         )
+    from toolkit.cli.here import check_arguments
     from toolkit.emit.bundle import bundle
 
+    if program_arguments:
+        check_arguments(plan, program_arguments)
     files = bundle(plan, str(folder), options["launcher"])
     if not (options["submit"] or options["dry_run"]):
         from toolkit.cli.here import check_runs_here
