@@ -141,8 +141,8 @@ def train(
     if back.rules.skips and start is None:
         checkpoints.zero_moments(built)
         save(0)  # a batch before the first checkpoint can be left out too
-    if start and _left_out(done, last, options.eval_steps, folder):
-        evaluate(done)
+    if start and back.group.share(_left_out(done, last, options.eval_steps, folder))[0]:
+        evaluate(done)  # a node may see an older file than another
     while step < last:
         step += 1
         options.watchdog.enter("step", step)
