@@ -11,8 +11,18 @@ MARKS = ("<!-- soak -->", "<!-- /soak -->")
 
 
 def rows(folders: list[Path]) -> list[dict]:
-    """Every fault that was recorded in these folders."""
-    paths = sorted(path for folder in folders for path in folder.glob("faults-*.jsonl"))
+    """Every fault that was recorded in these folders; what is wrong at the end of a run is so of each."""
+    found = []
+    for folder in folders:
+        ends = {(run["seed"], run["run"]): run["problems"] for run in _lines(folder, "runs")}
+        for row in _lines(folder, "faults"):
+            end = ends.get((row["seed"], row["run"]), ["the soak ended before the run"])
+            found.append(row | {"problems": row["problems"] + end})
+    return found
+
+
+def _lines(folder: Path, name: str) -> list[dict]:
+    paths = sorted(folder.glob(f"{name}-*.jsonl"))
     return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
 
 

@@ -14,6 +14,7 @@ from tests.cluster.moments import EVAL_STEPS, SAVE_STEPS, STEPS, TooLate
 from tests.cluster.process_faults import NotNow
 from tests.cluster.random_faults import KINDS, Kind
 
+NOTICED_IN = 200  # seconds: nodes wait 120 s for one whose check does not come
 HANGS = ("--hang-after", "8", "--hang-at-most", "20", "--start-limit", "120")
 ARGUMENTS = ("--save-steps", str(SAVE_STEPS), "--eval-steps", str(EVAL_STEPS), *HANGS)
 
@@ -57,11 +58,6 @@ class Chain(runs.Run):
         """What changes when the script or Slurm notices something."""
         said, job = self.log(), self.job(older=0.1)
         return (self.number, job["Restarts"], *(said.count(word) for word in ("\nend: srun", "\nrequeue", "\nerror: ")))
-
-    def starts_of_steps(self) -> int:
-        """Which start made the newest step."""
-        lines = self.lines()
-        return lines[-1].get("restart", 0) if lines else -1
 
 
 class Soak:
@@ -135,7 +131,7 @@ class Soak:
 
     def _notice(self, kind: Kind, row: Row, signs: tuple) -> None:
         """Wait until the fault is noticed; one that need not be is over with the next steps."""
-        end = time.monotonic() + (120 if kind.noticed else 3)
+        end = time.monotonic() + (NOTICED_IN if kind.noticed else 3)
         while time.monotonic() < end:
             if (self.chain.output / "FINISHED").exists():
                 return
@@ -144,7 +140,7 @@ class Soak:
                 return
             time.sleep(0.05)
         if kind.noticed:
-            row.problems.append("nothing was noticed in 120 s")
+            row.problems.append(f"nothing was noticed in {NOTICED_IN} s")
 
     def _wait_until_back(self, moment: str) -> None:
         """If the moment is one of a run that trains: so that the seconds until then are known."""
@@ -172,6 +168,8 @@ class Soak:
             if began < last.committed:
                 last.problems.append(f"went on from step {began}, step {last.committed} was committed")
             last.back = lines[later[0]]["ended_unix"] - (time.time() - time.monotonic()) - last.at
+            if last.detected is not None:
+                self.start_up = min(60.0, max(4.0, 0.8 * (last.back - last.detected)))
             if kind.asks and len(self.open) == 1 and first.lost and "result: stopped" in self._last_end():
                 last.problems.append(f"{first.lost} steps were not saved")
         for _, row, _ in self.open:
