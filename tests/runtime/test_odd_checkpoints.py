@@ -222,6 +222,24 @@ def test_what_goes_while_it_is_looked_at_is_no_traceback(tmp_path: Path, monkeyp
         make(tmp_path, 1)
 
 
+def test_what_was_set_aside_makes_room_for_the_save_that_follows(tmp_path: Path) -> None:
+    """A disk that was full once would be again: with the torn one beside it, two valid ones and a new one do not fit.
+
+    Where there is nothing whole, what is torn is all that there is, and stays until there is.
+    """
+    (checkpoint.begin(tmp_path, 10) / "weights").write_text("half")
+    checkpoint.set_aside_incomplete(tmp_path)
+    checkpoint.begin(tmp_path, 10)
+    assert named(tmp_path) == ["checkpoint-10", "incomplete-10"]
+    checkpoint.discard(tmp_path / "checkpoint-10")
+    make(tmp_path, 10)
+    for step in (20, 40):
+        (checkpoint.begin(tmp_path, step) / "weights").write_text("half")
+    checkpoint.set_aside_incomplete(tmp_path)
+    checkpoint.begin(tmp_path, 20)
+    assert named(tmp_path) == ["checkpoint-10", "checkpoint-20", "incomplete-40"]
+
+
 def test_every_folder_of_a_checkpoint_is_brought_to_the_disk(tmp_path: Path) -> None:
     """Also one that holds folders only: without its fsync the names of those may be gone after a power cut."""
     path = checkpoint.begin(tmp_path, 1)

@@ -17,6 +17,7 @@ end finds it and leaves at once.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -42,14 +43,15 @@ HALF_WRITTEN = re.compile(rf"\.({LATEST}|{FINISHED})\.\d+")
 def begin(directory: str | Path, step: int, group: Group = ALONE, require: Callable[[], None] | None = None) -> Path:
     """Make the fresh folder of a save on rank 0; every rank calls it, and may write once it returns.
 
-    A torn folder of this name is set aside. A valid checkpoint of the same step stays valid under the name
-    ``checkpoint-N.old`` until the new one is committed. ``require`` as in :func:`commit`.
+    A torn folder of this name is set aside; those set aside before make room. A valid checkpoint of the same step stays
+    valid under the name ``checkpoint-N.old`` until the new one is committed. ``require`` as in :func:`commit`.
     """
     path = Path(directory) / f"checkpoint-{step}"
 
     def make() -> None:
         if require is not None:
             require()
+        _make_room(Path(directory), step)
         if os.path.lexists(path):  # a link to nowhere too
             old = path.with_name(f"{path.name}.old")
             if old.exists():
@@ -65,6 +67,14 @@ def begin(directory: str | Path, step: int, group: Group = ALONE, require: Calla
 
     sums.on_first(make, group, path)
     return path
+
+
+def _make_room(folder: Path, step: int) -> None:
+    """Delete what was set aside of steps up to this one, where there is a whole one: the disk may be full of it."""
+    with contextlib.suppress(OSError, ToolkitError):  # tried again by the next prune
+        doomed = [path for path, other in _named(folder, SET_ASIDE) if other <= step]
+        for path in doomed if doomed and complete(folder) else ():
+            durable.remove_tree(path)
 
 
 def commit(
