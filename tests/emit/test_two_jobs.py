@@ -144,6 +144,26 @@ def test_a_job_that_is_about_to_end_is_waited_for(cluster: FakeCluster, then: st
     assert process.returncode == code, err
 
 
+@pytest.mark.parametrize("alive", [False, True])
+def test_a_copy_of_the_directory_of_a_running_job_is_free(cluster: FakeCluster, alive: bool) -> None:
+    """Its holders' files were copied as well; on file systems that number folders anew there are signs of life."""
+    path = held(cluster, ".job", folder=1)
+    states(cluster, _41="RUNNING")
+    (cluster.directory / "script").write_text(f"{WORDS}finish")
+    # the clock of the shell, 30 s in a few: bash's own
+    text = written(cluster, PLAN).replace(
+        "    sleep 1\n    age=", "    SECONDS=$((SECONDS + 9))\n    sleep 1\n    age="
+    )
+    process = cluster.start(text, FAKE_TORCHRUN="script")
+    assert process.stdout is not None
+    assert "waiting whether there is another" in process.stdout.readline()
+    if alive:
+        os.utime(path)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == (2 if alive else 0), err
+    assert ("which gives signs of life" in err) == alive
+
+
 def test_a_process_of_this_machine_that_is_gone_holds_nothing(cluster: FakeCluster) -> None:
     space = f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/pid').readlink()}"
     held(cluster, ".lease", job="", host=os.uname().nodename, pid=2**22 + 1, born=f"7 {space}")

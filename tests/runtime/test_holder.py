@@ -32,10 +32,10 @@ LINES = "echo 'JobId=8 JobName=x JobState=RUNNING'; echo 'JobId=7 ArrayJobId=8 J
 MINE = {"SLURM_JOB_ID": "9", "SLURM_CLUSTER_NAME": "here", "TOOLKIT_ATTEMPT": "9-0-1"}
 
 
-def held(folder: Path, kind: str, age: float = 5, **more: object) -> Path:
+def held(directory: Path, kind: str, age: float = 5, **more: object) -> Path:
     """The file of a holder on another machine."""
     facts = {"host": "another", "pid": 1, "born": "1 boot pid", "job_id": "7", "cluster": "here", "since": "noon"}
-    path = folder / f"{kind}.3"
+    path = directory / f"{kind}.3"
     path.write_bytes(msgspec.json.encode(msgspec.convert(facts | more, Holder)))
     os.utime(path, (time.time() - age,) * 2)
     return path
@@ -101,6 +101,19 @@ def test_slurms_word_comes_before_signs_of_life(
         with Lease(tmp_path, MINE):
             assert time.monotonic() - started < 25  # it did not watch
     assert bool(holder.whose(tmp_path)) == bool(why)
+
+
+def test_a_copy_of_the_directory_of_a_running_job_is_free(slurm, tmp_path: Path) -> None:
+    slurm(LINES.format("RUNNING"))
+    for kind in (JOB, LEASE):
+        held(tmp_path, kind, folder=tmp_path.stat().st_ino)
+        with pytest.raises(ToolkitError, match="which "):
+            Lease(tmp_path, MINE).__enter__()
+        held(tmp_path, kind, folder=1)
+        assert holder.whose(tmp_path) == "" and not holder.is_of_another_run(tmp_path, "mine")
+        with Lease(tmp_path, MINE, **FAST):
+            pass
+        (tmp_path / f"{kind}.3").unlink(missing_ok=True)
 
 
 def test_a_script_without_slurm_is_believed_by_its_signs(tmp_path: Path) -> None:

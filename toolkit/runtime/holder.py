@@ -34,6 +34,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     job_id: str = ""
     restart_count: int = 0
     cluster: str = ""  # Slurm's name of it; job numbers are those of one cluster
+    folder: int = 0  # its inode: in a copy of a directory the files of holders are copies too
     run: str = ""  # the start, by its job script or by torchrun
     since: str = ""
     beats: int = 0
@@ -80,6 +81,14 @@ def in_words(holder: Holder | None) -> str:
     job = f" (job {holder.job_id})" if holder.job_id else ""
     since = f" since {holder.since}" if holder.since else ""
     return f"process {holder.pid} on {holder.host}{job}{since}"
+
+
+def is_copied(holder: Holder, directory: Path) -> bool:
+    """Whether the file came with a copy of the holder's directory."""
+    try:
+        return holder.folder not in (0, directory.stat().st_ino)
+    except OSError:
+        return False
 
 
 def how_to_end(holder: Holder | None, stale_seconds: float) -> str:
@@ -145,7 +154,7 @@ def whose(directory: str | Path) -> str:
     for kind in (LEASE, JOB):
         for _, path in files(Path(directory), kind):
             found = read(path)
-            if found is None or (here := lives_here(found)) is False:
+            if found is None or is_copied(found, Path(directory)) or (here := lives_here(found)) is False:
                 continue
             said = slurm_says(found, path) if here is None else "running"
             if said in ("running", "suspended") or (said != "over" and time.time() - modified(path) <= STALE_SECONDS):
@@ -157,6 +166,8 @@ def is_of_another_run(directory: str | Path, run: str) -> bool:
     """Whether somebody else trains in a directory: then a rank of ``run`` must write nothing there."""
     found = next((path for _, path in files(Path(directory), LEASE)), None)
     if not run or found is None or (other := read(found)) is None or other.run in ("", run):
+        return False
+    if is_copied(other, Path(directory)):
         return False
     here = lives_here(other)
     return time.time() - modified(found) <= STALE_SECONDS if here is None else here

@@ -79,12 +79,14 @@ class Lease:
         generation = self._free_generation()
         self._require_no_job()
         path = self.directory / f"{LEASE}.{generation}"
+        self.holder = msgspec.structs.replace(self.holder, folder=self.directory.stat().st_ino)
         temporary = self.directory / f".lease-of-{self.holder.host}-{self.holder.pid}"
         temporary.write_bytes(msgspec.json.encode(self.holder))
         try:
             os.link(temporary, path)
         except FileExistsError:
-            self._refuse(path, "took it in this moment")
+            if not temporary.samefile(path):  # else the file server has answered a second time
+                self._refuse(path, "took it in this moment")
         finally:
             temporary.unlink()
         self._path = path
@@ -187,13 +189,14 @@ class Lease:
             said = holders.slurm_says(holder, path, self._environment)
         if said == "over":
             return
-        if said == "suspended" or (said == "running" and path.name.startswith(f"{JOB}.")):
+        copied = holders.is_copied(holder, self.directory)
+        if not copied and (said == "suspended" or (said == "running" and path.name.startswith(f"{JOB}."))):
             self._refuse(path, f"is {said}", holder)
         before, age = holders.sign(path), self._now() - holders.modified(path)
-        if -self.heartbeat_seconds <= age <= self.stale_seconds:
+        if not copied and -self.heartbeat_seconds <= age <= self.stale_seconds:
             self._refuse(path, f"gave a sign {max(age, 0.0):.0f} s ago", holder)
         # old, or from a clock ahead of the server's: no sign in this time, on this process's own clock, decides
-        patience = 2 * self.heartbeat_seconds if age > 0 else self.stale_seconds
+        patience = 2 * self.heartbeat_seconds if age >= -self.heartbeat_seconds else self.stale_seconds
         until = time.monotonic() + patience
         while time.monotonic() < until:
             time.sleep(min(1.0, patience / 20))

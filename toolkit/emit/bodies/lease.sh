@@ -1,9 +1,10 @@
 # ---- One job at a time in the output directory: a second one disturbs nothing, says who is there, and ends. ----
 # A job holds .job.G from here to its end, its rank 0 .lease.G while it trains (toolkit/runtime/lease.py). G is one more
 # than that of the holder before; the file is made by linking, which fails for all but one of several that try.
-held='' credentials='' beating=''                        # this job's file, what it says, what shows that the job is alive
+held='' credentials='' beating=''                        # this job's file, what it says, what shows that it is alive
 
-space() { echo "$(cat /proc/sys/kernel/random/boot_id) $(readlink /proc/self/ns/pid)"; }  # a process has one number in it
+# In which a number means one process.
+space() { echo "$(cat /proc/sys/kernel/random/boot_id) $(readlink /proc/self/ns/pid)"; }
 
 is_mine() { [ -n "$held" ] && [ "$(cat -- "$held" 2>/dev/null)" = "$credentials" ]; }
 
@@ -28,10 +29,11 @@ state_of() {
 # Whether the holder that a file names is there: sets who and why. Slurm's word counts first, then signs of life, whose
 # age is the difference of two times of the file server: clocks of nodes may be wrong by hours.
 is_held() {
-  local file=$1 kind=${1##*/} holder job state age before patience
+  local file=$1 kind=${1##*/} holder job state age before patience copied=''
   holder=$(cat -- "$file" 2>/dev/null) || return 1       # it has gone in this moment
   name_holder
   job=$(of_holder job_id)
+  case $(of_holder folder) in '' | "$(stat -c %i -- "$output_directory")") ;; *) copied=yes ;; esac  # cp -r of a run
   if [ "$job" = "$SLURM_JOB_ID" ]; then                  # of an attempt before, or of this job before its requeue
     case $kind in .lease.*) return 1 ;; esac
     if [ "$(of_holder restart_count)" != "$restart" ]; then return 1; fi
@@ -42,12 +44,13 @@ is_held() {
       sleep 1
       state=$(state_of "$job" "$file")
     done
-    case $state$kind in
-      SUSPENDED* | STOPPED*) why="is suspended" && return ;;
-      RUNNING.job* | SIGNALING.job* | RESIZING.job* | STAGE_OUT.job*) why="is running" && return ;;
-      RUNNING* | SIGNALING* | RESIZING* | STAGE_OUT* | COMPLETING* | .*) ;;
+    case $state in
+      SUSPENDED | STOPPED) why="is suspended" ;;
+      RUNNING | SIGNALING | RESIZING | STAGE_OUT) why="is running" ;;
+      COMPLETING | '') why= ;;
       *) return 1 ;;                                     # it waits to go on, or has ended
     esac
+    case $copied$kind$why in .job*running | .job*suspended | .lease*suspended) return ;; esac
   fi
   if [ "$(of_holder host)" = "$(uname -n)" ] && [ ! -e "/proc/$(of_holder pid)" ]; then
     case $(of_holder born) in *" $(space)") return 1 ;; esac
@@ -56,10 +59,10 @@ is_held() {
   age=$(stat -c %Y -- "$file" 2>/dev/null) || return 1
   age=$(($(stat -c %Y -- "$mine") - age))
   why="gave a sign of life $((age > 0 ? age : 0)) s ago"
-  if [ "$age" -ge -15 ] && [ "$age" -le 120 ]; then return; fi
-  echo "$output_directory belongs to $who, whose last sign is $age s old: waiting whether there is another"
+  if [ -z "$copied" ] && [ "$age" -ge -15 ] && [ "$age" -le 120 ]; then return; fi
   before=$(cat -- "$file" && stat -c %y -- "$file") || return 1
-  patience=$((SECONDS + (age > 0 ? 30 : 120)))           # on the clock of this node
+  echo "$output_directory belongs to $who, whose last sign is $age s old: waiting whether there is another"
+  patience=$((SECONDS + (age >= -15 ? 30 : 120)))        # on the clock of this node
   while [ "$SECONDS" -lt "$patience" ]; do
     sleep 1
     age=$(cat -- "$file" 2>/dev/null && stat -c %y -- "$file" 2>/dev/null) || return 1
@@ -102,11 +105,12 @@ refuse_if_held() {
 
 # Takes the output directory, or ends this script with a sentence and exit code 2. No file is changed before.
 take_folder() {
-  local number tried form='{"host":"%s","pid":%s,"born":"%s","job_id":"%s","restart_count":%s,"cluster":"%s","since":"%s"}'
+  local number tried form
+  form='{"host":"%s","pid":%s,"born":"%s","job_id":"%s","restart_count":%s,"cluster":"%s","folder":%s,"since":"%s"}'
   mine=$output_directory/.job-of-$SLURM_JOB_ID-$$
   # shellcheck disable=SC2059
   printf -v credentials "$form" "$(uname -n)" "$$" "$(cut -d ' ' -f 22 "/proc/$$/stat") $(space)" "$SLURM_JOB_ID" \
-    "$restart" "${SLURM_CLUSTER_NAME:-}" "$(date -u '+%F %T UTC')"
+    "$restart" "${SLURM_CLUSTER_NAME:-}" "$(stat -c %i -- "$output_directory")" "$(date -u '+%F %T UTC')"
   { echo "$credentials" >"$mine"; } 2>/dev/null ||
     fail "cannot write in $output_directory" "ask for the right to, make room there, or give another --output-dir"
   trap let_go EXIT
@@ -115,10 +119,11 @@ take_folder() {
     number=$((${number:-0} + 1)) held=
     refuse_if_held .job
     refuse_if_held .lease
-    if ! ln -- "$mine" "$output_directory/.job.$number" 2>/dev/null; then continue; fi   # another one was faster
     held=$output_directory/.job.$number
+    # another one was faster; or the file server has answered a second time to what it had done at the first
+    if ! ln -- "$mine" "$held" 2>/dev/null && ! [ "$mine" -ef "$held" ]; then held='' && continue; fi
     if [ "$(newest)" = "$number" ]; then break; fi
-    rm -f -- "$held"                                     # several came and went meanwhile
+    rm -f -- "$held" && held=                            # several came and went meanwhile
   done
   [ -n "$held" ] || fail "cannot take $output_directory in $tried tries" "it needs a file system with hard links"
   refuse_if_held .lease                                  # who takes that looks at .job.G afterwards, in turn
