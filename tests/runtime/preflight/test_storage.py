@@ -129,3 +129,22 @@ def test_one_node_is_one_node(capsys: pytest.CaptureFixture[str]) -> None:
         names = tuple(f"n{each}" for each in range(count))
         _tell(Verdict(run_id="r", exit_code=0, bad_nodes=(), nodes=names, troubles=(), seconds=1.5), 0, False)
         assert capsys.readouterr().out == f"{said}\n"
+
+
+def test_what_a_torn_save_left_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The save that was killed has filled the disk; the next one deletes what it left, where there is a whole one."""
+    none_left = os.statvfs_result((4096, 4096, 10**6, 10**4, 10**3, 10**6, 90, 80, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: none_left)
+    asked = request(8 * 2**20, 10.0, tmp_path)  # 4 MB are free
+    for name in ("checkpoint-9", "incomplete-8"):
+        (tmp_path / name / "inner").mkdir(parents=True)
+        (tmp_path / name / "inner" / "weights").write_bytes(os.urandom(6 * 2**20))
+    before = storage.facts(asked, 0)
+    assert (before.free_bytes, before.free_inodes) == (4096e3, 80)
+    for step in (1, 2):
+        written = checkpoint.begin(tmp_path, step)
+        (written / "weights").write_bytes(b"x")
+        checkpoint.commit(written, {"step": step})
+    found = storage.facts(asked, 0)
+    assert (found.free_bytes, found.free_inodes) == (4096e3 + 2 * 6 * 2**20, 82)
+    assert [each.message for each in storage.judge(asked, {"n1": found}) if "MiB free" in each.message] == []

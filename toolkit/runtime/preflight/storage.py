@@ -2,6 +2,7 @@
 
     bytes needed   = checkpoint * max(1, keep + 1 - those that are there)
                                                           one more is there while the next is being written
+    bytes free     = those of the file system, and those of torn checkpoints, which the next save deletes
     seconds of a save = checkpoint / (sum over nodes of measured bytes/s)    all nodes write at the same time
     of a node's share = checkpoint / nodes / measured bytes/s
 
@@ -14,8 +15,10 @@ no portable call tells. :mod:`toolkit.runtime.preflight.folder` says why a folde
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -61,16 +64,33 @@ def facts(request: Request, node: int) -> StorageFacts:
         space = os.statvfs(folder)
         free = 1.0 * space.f_bavail * space.f_frsize
         speed, clock = probe.measure(folder, node, free)
+        whole = checkpoint.complete(request.output_directory)
+        inodes = space.f_favail if space.f_files else -1
+        more = max(1, request.keep + 1 - len(whole))
+        if whole and (free < request.checkpoint_bytes * more or 0 <= inodes < request.files_of_a_checkpoint * more):
+            for size in _set_aside(Path(request.output_directory), whole):
+                free += size
+                inodes += inodes >= 0
         return StorageFacts(
             free_bytes=free,
-            free_inodes=space.f_favail if space.f_files else -1,
+            free_inodes=inodes,
             bytes_per_second=speed,
             server_clock_seconds=clock,
-            checkpoints=len(checkpoint.complete(request.output_directory)),
+            checkpoints=len(whole),
         )
     except OSError as error:
         told = refusal(error, Path(request.output_directory))
         return StorageFacts(error=told.text, remedy=told.remedy, kind=told.kind)
+
+
+def _set_aside(folder: Path, whole: list[Path]) -> Iterator[float]:
+    """Bytes of each file of torn checkpoints, which the next save deletes where there is a whole one."""
+    torn = [path for path in folder.glob("checkpoint-*") if path not in whole]
+    for path in (*torn, *folder.glob("incomplete-*")):
+        for inside, _, names in os.walk(path):
+            for name in names:
+                with contextlib.suppress(OSError):  # it is being deleted
+                    yield 512.0 * (Path(inside) / name).lstat().st_blocks
 
 
 def sees_first(request: Request) -> bool:
