@@ -17,6 +17,20 @@ echo "trained on $SLURMD_NODENAME"
 touch out/run/FINISHED
 """
 
+FAILS_ONCE = """#!/bin/bash
+mine=out/run/.attempt/$TOOLKIT_ATTEMPT/$SLURM_NODEID
+echo "here $SLURMD_NODENAME" >"$mine"
+case $TOOLKIT_ATTEMPT in *-0-0)
+  cp later.json trouble.json
+  if [ "$SLURMD_NODENAME" = n1 ]; then echo "failed peer" >>"$mine" && sleep 30; fi
+  until grep -q failed out/run/.attempt/*/0; do sleep 0.1; done
+  exit 1 ;;                                          # without a last word, as one that was killed
+esac
+echo "trained on $SLURMD_NODENAME in $TOOLKIT_ATTEMPT"
+echo "left 0" >>"$mine"
+touch out/run/FINISHED
+"""
+
 
 @pytest.fixture
 def folder(tmp_path):
@@ -66,6 +80,23 @@ def test_broken_nodes_are_named_and_left_out_one_after_the_other(four_nodes, fol
     assert sorted(line for line in said.splitlines() if line.startswith("trained on ")) == [
         *("trained on n1", f"trained on n{2 + len(left_out)}"),
     ]
+
+
+def test_a_node_that_goes_bad_in_an_attempt_is_left_out_before_the_next(four_nodes, folder):
+    """A fault in the first attempt; n2 has another version of a library from then on. No second attempt meets it."""
+    (folder / "bin" / "torchrun").write_text(FAILS_ONCE)
+    metadata = folder / "older" / "transformers-0.0.1.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 0.0.1\n")
+    (folder / "later.json").write_text(json.dumps({"path": str(folder / "older"), "node": "n2"}))
+    run = runs.Run(four_nodes, folder)
+    run.until((run.output / "FINISHED").exists)
+    job = four_nodes.wait(run.number, states={"COMPLETED"})
+    said = run.log()
+    assert (job["ExcNodeList"], job["Restarts"]) == ("n2", "1"), said
+    assert "rank 1 on n2 was killed" in said and "requeue without n2: toolkit preflight names n2" in said
+    trained = [line for line in said.splitlines() if line.startswith("trained on ")]
+    assert len(trained) == 2 and all(line.endswith(f" in {run.number}-1-0") and " n2 " not in line for line in trained)
 
 
 def test_a_full_disk_stops_the_job_at_once_with_the_reason(four_nodes, folder):
