@@ -7,11 +7,13 @@ the axis of all that is reported.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 from transformers.integrations import WandbCallback
 
+from recipes import resume
 from recipes.wandb_rows import Rows
 
 STEP = "train/global_step"  # the name that the library gives to it in every report
@@ -58,3 +60,11 @@ def number(trainer: Any) -> None:
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, WandbCallback) and callback._wandb is not None:
             callback._wandb = _Numbered(callback._wandb, Rows(Path(trainer.args.output_dir)))
+
+
+def identity(start: resume.Start | None) -> dict[str, str]:
+    """The run's id at wandb, which goes into every checkpoint, and comes from the one that the run goes on from."""
+    saved = start.facts.get("wandb_run_id") if start else None
+    if saved:
+        os.environ["WANDB_RUN_ID"] = saved
+    return {"wandb_run_id": os.environ["WANDB_RUN_ID"]} if "WANDB_RUN_ID" in os.environ else {}

@@ -14,16 +14,14 @@ In the output directory: ``run.json``, ``steps.jsonl`` and ``evaluations.jsonl``
 from __future__ import annotations
 
 import argparse
-import json
-import os
 from pathlib import Path
 from typing import Any
 
 from recipes import option_table, program, ranks, resume, schedule, setbacks, stragglers
-from recipes.finetune import arguments, checks, evaluations, libraries, material, padding, result
+from recipes.finetune import arguments, checks, evaluations, files, libraries, material, objective, padding, result
 from recipes.finetune import model as models
 from toolkit import plan as plans
-from toolkit.errors import Problems, ToolkitError
+from toolkit.errors import Problems
 from toolkit.plan import Plan
 from toolkit.recipe import planned_steps, warmup_steps
 from toolkit.runtime import checkpoint, durable, together
@@ -39,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Read and check everything that needs no torch, then train."""
-    text = _read(options.plan)
+    text = files.read(options.plan)
     plan = plans.load(text, str(options.plan))
     folder = options.output_dir or options.plan.parent / "run"
     rank, world_size = program.place()
@@ -48,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
         if rank == 0:
             print(f"finished before, at step {done['step']}: {folder / checkpoint.FINISHED}", flush=True)
         return 0
-    ds_config = _read_ds_config(plan, options)
+    ds_config = files.ds_config_of(plan, options.deepspeed, options.plan)
     with Problems() as problems:
         problems.attempt(lambda: option_table.require_reachable(options, planned_steps(plan.contract)))
         problems.attempt(lambda: resume.require_same_experiment(plan, folder))
@@ -61,31 +59,6 @@ def run(options: argparse.Namespace) -> int:
             return _train(plan, text, ds_config, folder, stop, options)
         finally:
             options.watchdog.stop()
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ToolkitError(f"cannot read {path}: {error}", remedy="make it with toolkit plan ... --out DIR") from error
-
-
-def _read_ds_config(plan: Plan, options: argparse.Namespace) -> dict[str, Any] | None:
-    if plan.strategy.framework != "deepspeed":
-        if options.deepspeed is not None:
-            raise ToolkitError(
-                f"--deepspeed {options.deepspeed} was given, the plan's framework is {plan.strategy.framework}",
-                remedy="leave --deepspeed out, or plan again with --framework deepspeed",
-            )
-        return None
-    path = options.deepspeed or options.plan.parent / "ds_config.json"
-    try:
-        config = json.loads(_read(path))
-    except (ValueError, RecursionError) as error:
-        raise ToolkitError(f"{path}: {error}", remedy="DeepSpeed configurations are JSON, without comments") from error
-    if not isinstance(config, dict):
-        raise ToolkitError(f"{path} is not a JSON object", remedy=checks.AGAIN)
-    return config
 
 
 def _train(
@@ -104,7 +77,7 @@ def _train(
     keywords = arguments.training_arguments(
         plan, str(folder), ds_config, options.save_steps, report_to, options.eval_steps
     )
-    training = _training_arguments(plan, keywords | libraries.hybrid_sharding(plan))  # makes the process group
+    training = objective.training_arguments(plan, keywords | libraries.hybrid_sharding(plan))  # makes the process group
     if plan.strategy.framework == "deepspeed" and checks.is_cpu(plan):
         import deepspeed
 
@@ -134,7 +107,7 @@ def _train(
     training.eval_on_start = everybody.share(due)[0]  # a node may see an older file than another
     if start and start.converted:
         training.deepspeed_plugin.hf_ds_config.config["checkpoint"] = {"load_universal": True}
-    identity = _wandb_identity(start) if report_to else {}
+    identity = reporting.identity(start) if report_to else {}
     model, said = models.load_model(plan, tokenizer)
     if options.sync_batch_norm:
         from recipes.finetune import sync_batch_norm
@@ -191,7 +164,7 @@ def _train(
     isolation = callbacks.ProveIsolation()
     samples = total * plan.contract.global_batch_size
     train_dataset, eval_dataset = read.datasets(samples, back.batches)
-    kind, own = _trainer(plan, model, tokenizer, pad)
+    kind, own = objective.trainer(plan, model, tokenizer, pad)
     trainer = kind(
         plan=plan,
         total_steps=total,
@@ -264,40 +237,6 @@ def _train(
 
 def _silent(*_: Any, **__: Any) -> None:
     """What ranks other than 0 say."""
-
-
-def _training_arguments(plan: Plan, keywords: dict[str, Any]) -> Any:
-    """The library's own, or trl's."""
-    if plan.contract.objective == "dpo":
-        from recipes.finetune import preference_trainer
-
-        return preference_trainer.training_arguments(plan, keywords)
-    from transformers import TrainingArguments
-
-    return TrainingArguments(**keywords)
-
-
-def _trainer(plan: Plan, model: Any, tokenizer: Any, pad: int) -> tuple[Any, dict[str, Any]]:
-    """The class for the contract's objective, and what it is given beside what every one is."""
-    if plan.contract.objective == "dpo":
-        from recipes.finetune import adapters, preference_trainer
-
-        return preference_trainer.PreferenceTrainer, {
-            "data_collator": preference_trainer.collator(plan, pad),
-            "ref_model": models.load_reference(plan, tokenizer),
-            "peft_config": adapters.settings(plan) if plan.contract.method != "full" else None,
-        }
-    from recipes.finetune import batches, trainer
-
-    return trainer.ContractTrainer, {"data_collator": batches.collate_for(model)}
-
-
-def _wandb_identity(start: resume.Start | None) -> dict[str, str]:
-    """The run's id at wandb, which goes into every checkpoint, and comes from the one that the run goes on from."""
-    saved = start.facts.get("wandb_run_id") if start else None
-    if saved:
-        os.environ["WANDB_RUN_ID"] = saved
-    return {"wandb_run_id": os.environ["WANDB_RUN_ID"]} if "WANDB_RUN_ID" in os.environ else {}
 
 
 if __name__ == "__main__":

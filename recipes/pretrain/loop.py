@@ -12,20 +12,16 @@ from typing import Any
 import msgspec
 import torch
 from megatron.core import parallel_state
-from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.utils import unwrap_model
 
 from recipes import continuity, option_table, program, resume, schedule, setbacks, stragglers
-from recipes.finetune.model import load_tokenizer
-from recipes.pretrain import checkpoints, data, evaluation, forward, model, saving
+from recipes.pretrain import checkpoints, data, evaluation, model, result, saving
 from recipes.pretrain import origin as origins
 from recipes.pretrain.config import CoreConfig, learning_rate_contract
 from recipes.pretrain.hugging_face import start as hugging_face
-from recipes.pretrain.hugging_face import transfer
 from recipes.pretrain.machine import Machine
-from recipes.pretrain.model import Built
 from recipes.pretrain.reports import Reports
-from recipes.step_clock import FORWARD_BACKWARD, OPTIMIZER, OTHER, StepClock
+from recipes.pretrain.step import optimizer_step
+from recipes.step_clock import StepClock
 from toolkit.plan import Plan
 from toolkit.recipe import warmup_steps
 from toolkit.record import EvaluationRecord, StepRecord
@@ -205,7 +201,7 @@ def train(
         return stopped_exit_code()
     options.watchdog.enter(IDLE)
     if last == total:
-        written = _save_result(plan, core, built, folder, rank, say)
+        written = result.save(plan, core, built, folder, rank, say)
         if rank == 0:
             losses = {"loss": loss if math.isfinite(loss) else None, "held_out_loss": held_out_loss}
             checkpoint.mark_finished(folder, resume.facts(plan) | {"step": total} | losses | back.facts)
@@ -214,63 +210,6 @@ def train(
         say(program.ended_early(step, total), flush=True)
     reports.close()
     return 0
-
-
-def _save_result(plan: Plan, core: CoreConfig, built: Built, folder: Path, rank: int, say: Any) -> Path:
-    """The trained weights in ``model``, as ``from_pretrained`` reads them, where Hugging Face has such a model.
-
-    Returns the folder with the result: the last checkpoint's where there is no such model.
-    """
-    settings, reason = hugging_face.final_config(plan, core)
-    if settings is None:
-        say(f"note: no folder 'model' is written: {reason}")
-        return folder
-    checkpoints.whole_parameters(built)
-    chunks = unwrap_model(built.chunks)
-    tokenizer = load_tokenizer(plan)
-    special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    transfer.export(
-        chunks, chunks[0].config, special | settings, plan.model.vocab_size, folder / "model", tokenizer.save_pretrained
-    )
-    return folder / "model"
-
-
-def optimizer_step(
-    built: Built,
-    core: CoreConfig,
-    sequences: data.Sequences,
-    batch: int,
-    device: str,
-    clock: StepClock,
-    own: stragglers.OwnSeconds,
-) -> tuple[float, Any, list[Any]]:
-    """One global batch through the library's schedule and one update.
-
-    The mean loss per token, the gradient norm, and of each micro batch the sum of its losses, where this rank has them.
-    """
-    training = core.training
-    ranks, rank = parallel_state.get_data_parallel_world_size(), parallel_state.get_data_parallel_rank()
-    for chunk in built.chunks:
-        chunk.zero_grad_buffer()
-    built.optimizer.zero_grad()
-    clock.enter(FORWARD_BACKWARD)
-    batches = [
-        clock.reads(own.reads(data.micro_batches(sequences, batch, training, ranks, rank))) for _ in built.chunks
-    ]
-    several = len(built.chunks) > 1  # the interleaved schedule takes lists, the others one of each
-    results = get_forward_backward_func()(
-        forward_step_func=forward.forward_step(device, own),
-        data_iterator=batches if several else batches[0],
-        model=built.chunks if several else built.chunks[0],
-        num_microbatches=training.global_batch_size // (training.micro_batch_size * ranks),
-        seq_length=training.sequence_length,
-        micro_batch_size=training.micro_batch_size,
-        forward_only=False,
-    )
-    clock.enter(OPTIMIZER)
-    _, gradient_norm, _ = built.optimizer.step()
-    clock.enter(OTHER)
-    return forward.mean_loss(results, device), gradient_norm, [each["loss"][0] for each in results]
 
 
 def _left_out(step: int, last: int, every: int, folder: Path) -> bool:
