@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from toolkit.cli.files import write_files
 from toolkit.cli.preflight import command as preflight
 from toolkit.errors import ToolkitError
 from toolkit.plan import dump
-from toolkit.runtime import holder, outcome
+from toolkit.runtime import failures, holder, outcome
 from toolkit.runtime.holder import JOB, LEASE, Holder
 from toolkit.runtime.lease import Lease
 from toolkit.runtime.outcome import Outcome, Presence
@@ -179,6 +180,9 @@ def test_a_rank_of_a_refused_run_leaves_the_outcome_alone(tmp_path: Path, monkey
         Presence(tmp_path, 1).failed("peer", "of the same run")
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "second")
         Presence(tmp_path, 1).failed("code", "of another one")
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path.parent))
+        path = failures.write(tmp_path, 1, ValueError("of another one"))
+        assert path.is_file() and path.parent == tmp_path.parent
         found = outcome.read(tmp_path)
         assert found is not None and (found.state, found.attempt) == ("ended", "first")
     Presence(tmp_path, 1).failed("code", "now it is free")

@@ -18,11 +18,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from toolkit.errors import ToolkitError
-from toolkit.runtime import faults, outcome
+from toolkit.runtime import faults, holder, outcome
 from toolkit.runtime.outcome import Outcome, Presence
 from toolkit.runtime.watchdog import FOLDER
 
-LONGEST = 300  # characters of an error in a line
+LONGEST = 160  # characters of an error in a line
 PATIENCE = 1.0  # seconds in which the cause, which fails as well, tells of itself
 
 
@@ -32,37 +32,51 @@ class Told(Exception):
     exit_code = 1
 
 
-@contextlib.contextmanager
-def told(folder: str | Path, rank: int) -> Iterator[None]:
-    """Inside, an exception that is no ToolkitError is told, and comes out as :class:`Told`."""
-    try:
-        yield
-    except ToolkitError as error:
-        if error.__cause__ is not None:  # of the library that met it
-            write(Path(folder), rank, error)
-        raise
-    except (KeyboardInterrupt, SystemExit, GeneratorExit):
-        raise
-    except BaseException as error:  # of torch's distributed checkpoints
-        tell(Path(folder), rank, error)
-        raise Told from error
+class Failure:
+    """Of one rank: ``kept`` inside, where signals still are requests, ``told`` outside, once the outcome is written."""
 
+    def __init__(self, folder: str | Path, rank: int) -> None:
+        self.folder, self.rank = Path(folder), rank
+        self.path = Path("(not written)")
 
-def tell(folder: Path, rank: int, error: BaseException) -> None:
-    """Write the traceback to its file; on stderr all of it, a line, or nothing."""
-    path, mine, presence = write(folder, rank, error), outcome.one_line(error), Presence(folder, rank)
-    witness = faults.kind(error) in faults.WITNESSES
-    with _going_anyway():
-        known = _cause(presence, PATIENCE if witness else 0.0)
-    short = mine if len(mine) <= LONGEST else f"{mine[:LONGEST]}..."
-    who = f"rank {rank} on {presence.node}"
-    if witness:
-        if known is None:
-            _say(f"{who} has seen another process fail: {short}; its traceback: {path}")
-    elif known is not None and known.reason == mine[: outcome.LONGEST_ERROR]:
-        _say(f"{who} failed as rank {known.rank} did: {short}; its traceback: {path}")
-    else:
-        _say("".join(traceback.format_exception(error)).rstrip())
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Inside, the traceback of an exception is written down; of a ToolkitError that of the library that met it."""
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:  # of torch's distributed checkpoints
+            if not isinstance(error, ToolkitError) or error.__cause__ is not None:
+                self.path = write(self.folder, self.rank, error)
+            raise
+
+    @contextlib.contextmanager
+    def told(self) -> Iterator[None]:
+        """Inside, an exception that is no ToolkitError is told, and comes out as :class:`Told`."""
+        try:
+            yield
+        except (ToolkitError, KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:
+            self._tell(error)
+            raise Told from error
+
+    def _tell(self, error: BaseException) -> None:
+        """On stderr all of the traceback, a line, or nothing."""
+        mine, presence = outcome.one_line(error), Presence(self.folder, self.rank)
+        witness = faults.kind(error) in faults.WITNESSES
+        with _going_anyway():
+            known = _cause(presence, PATIENCE if witness else 0.0)
+        short = mine if len(mine) <= LONGEST else f"{mine[:LONGEST]}..."
+        who = f"rank {self.rank} on {presence.node}"
+        if witness:
+            if known is None:
+                _say(f"{who} has seen another process fail: {short}; its traceback: {self.path}")
+        elif known is not None and known.reason == mine[: outcome.LONGEST_ERROR]:
+            _say(f"{who} failed as rank {known.rank} did: {short}; its traceback: {self.path}")
+        else:
+            _say("".join(traceback.format_exception(error)).rstrip())
 
 
 @contextlib.contextmanager
@@ -97,9 +111,11 @@ def _is_cause(known: Outcome, presence: Presence) -> bool:
 
 def write(folder: Path, rank: int, error: BaseException) -> Path:
     """The file of this rank's newest traceback: in the output directory, or in that of temporary files."""
-    text = f"start {Presence(folder, rank).attempt}\n" + "".join(traceback.format_exception(error))
+    attempt = Presence(folder, rank).attempt
+    text = f"start {attempt}\n" + "".join(traceback.format_exception(error))
     own, other = folder / FOLDER, Path(tempfile.gettempdir())
-    for path in (own / f"error-rank-{rank}.txt", other / f"{folder.name}-error-rank-{rank}.txt"):
+    places = [own / f"error-rank-{rank}.txt", other / f"{folder.name}-error-rank-{rank}.txt"]
+    for path in places[holder.is_of_another_run(folder, attempt) :]:
         with contextlib.suppress(OSError):
             if path.parent == own:
                 own.mkdir(exist_ok=True)
@@ -109,7 +125,7 @@ def write(folder: Path, rank: int, error: BaseException) -> Path:
                 path.unlink(missing_ok=True)  # of a full disk
                 raise
             return path
-    return Path("(it could not be written)")
+    return Path("(not written)")
 
 
 def _say(text: str) -> None:
