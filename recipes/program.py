@@ -89,10 +89,12 @@ def attended(folder: Path, rank: int) -> Iterator[StopRequest]:
     """
     # before anything is written there: the folder may be another job's
     with _alone(folder) if rank == 0 else contextlib.nullcontext():
+        failure = failures.Failure(folder, rank)
         try:
             with (
-                failures.told(folder, rank),
+                failure.told(),
                 signals.attended(folder, rank) as stop,
+                failure.kept(),
                 refused.in_sentences(folder, f"rank {rank} on {stop.presence.node}"),
             ):
                 yield stop

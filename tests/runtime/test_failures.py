@@ -23,7 +23,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def fail(folder: Path, rank: int, error: BaseException) -> None:
-    with pytest.raises(failures.Told) as raised, failures.told(folder, rank), signals.attended(folder, rank) as stop:
+    failure = failures.Failure(folder, rank)
+    with (
+        pytest.raises(failures.Told) as raised,
+        failure.told(),
+        signals.attended(folder, rank) as stop,
+        failure.kept(),
+    ):
         stop.agreed(step=4)
         raise error
     assert raised.value.__cause__ is error
@@ -64,7 +70,7 @@ def test_what_libraries_raise_beside_exceptions(folder: Path, capfd: pytest.Capt
 
     fail(folder, 0, Odd("all ranks"))
     assert "Odd: all ranks" in capfd.readouterr().err
-    with pytest.raises(ToolkitError), failures.told(folder, 0):
+    with pytest.raises(ToolkitError), failures.Failure(folder, 0).told():
         raise ToolkitError("told by the program")
 
 
