@@ -75,6 +75,7 @@ class Setbacks:
         self.listed = ranks.shared(lambda: skipped.read(folder), self.group)
         self.watch = Watch(rules, before)
         self.pending: Finding | None = None
+        self.came_from = ""  # of it, as far as that is known
         self.origin: Callable[[], str] | None = None  # what tells the module; all ranks call it, with the same weights
         self.losses: list[Any] = []  # of the micro batches of the step on this rank, in their order, on its device
         self._note()
@@ -111,7 +112,7 @@ class Setbacks:
         if not verdict:
             return False
         found = found or Finding(step=step, kind=NAN, quantity="loss")  # another rank's
-        where = self._origin(found)
+        where = self.came_from = self._origin(found)
         told = f"{found}; {self._where(found.step, losses)}" + (f"; {where}" if where else "")
         self.telemetry.event(
             EventRecord(
@@ -155,11 +156,14 @@ class Setbacks:
                     break
         if not sound:
             raise Diverged(
-                f"{found}, and {self.folder} holds no valid checkpoint before it", remedy="start anew, or without skip"
+                f"{found}, and {self.folder} holds no valid checkpoint before it",
+                where=self.came_from,
+                remedy="start anew, or without skip",
             )
         if before >= self.rules.most_setbacks:
             raise Diverged(
                 f"{found}, and the run has gone back {before} times without coming further than that",
+                where=self.came_from,
                 remedy="another batch does not help: lower the learning rate, which is another experiment",
             )
         target, back_to = sound[-1]
