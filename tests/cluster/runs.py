@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.cluster import slurm
 from tests.cluster.slurm import Cluster
 from toolkit.record import StepRecord
-from toolkit.runtime import telemetry
+from toolkit.runtime import outcome, telemetry
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -142,22 +142,28 @@ class Run:
         return self.until(lambda: self.newest() >= step, timeout)
 
     def rank(self, rank: int) -> int:
-        """The process of a rank."""
+        """The process of a rank, of the newest attempt: one before may still be ending."""
         for number in self.cluster.processes(self.number):
             environment = Path(f"/proc/{number}/environ").read_bytes().split(b"\0")
             words = Path(f"/proc/{number}/cmdline").read_bytes().split(b"\0")
-            if f"RANK={rank}".encode() in environment and b"-m" in words:
+            if f"RANK={rank}".encode() in environment and b"-m" in words and self._attempt() in environment:
                 return number
         raise AssertionError(f"rank {rank} has no process\n{self.log()}")
 
     def torchrun(self, node: str) -> int:
-        """The process of torchrun on a node: it alone has ``--rdzv-id`` among its words."""
+        """The process of torchrun on a node, of the newest attempt: it alone has ``--rdzv-id`` among its words."""
         for number in self.cluster.processes(self.number, node):
             words = Path(f"/proc/{number}/cmdline").read_bytes().split(b"\0")
             python = b"python" in words[0]
-            if python and any(word.startswith(b"--rdzv-id=") for word in words):
+            if python and b"--rdzv-id=" + self._attempt().partition(b"=")[2] in words:
                 return number
         raise AssertionError(f"{node} has no torchrun\n{self.log()}")
+
+    def _attempt(self) -> bytes:
+        """As in the environment of its processes."""
+        names = [path for path in (self.output / outcome.ATTEMPTS).glob(f"{self.number}-*") if path.is_dir()]
+        newest = max(names, key=lambda path: [int(part) for part in path.name.split("-")], default=None)
+        return f"{outcome.ATTEMPT_VARIABLE}={newest.name if newest else ''}".encode()
 
     def nothing_left(self, timeout: float = 100) -> list[str]:
         """Processes of the job that are still there after the time: none, it is hoped."""
