@@ -3,12 +3,14 @@
 import json
 import shutil
 import struct
+import time
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.cluster import sameness
-from toolkit.record import EvaluationRecord, StepRecord
+from toolkit.record import EvaluationRecord, RunRecord, StepRecord
 from toolkit.runtime import checkpoint
 from toolkit.runtime.telemetry import STEPS, Telemetry, run_record
 
@@ -19,10 +21,15 @@ def loss(step: int) -> float:
     return 5.0 / step
 
 
+def record() -> RunRecord:
+    """Of a start whose process begins now: this one began long ago, in the middle of an earlier start."""
+    return replace(run_record("tiny", b"{}", 2, "cpu"), process_started_unix=time.time())
+
+
 def start(folder: Path, first: int, last: int) -> None:
     """One start of a run on two ranks, from a step to another."""
     output = folder / "run"
-    written = Telemetry(output, run_record("tiny", b"{}", 2, "cpu"))
+    written = Telemetry(output, record())
     for step in range(first, last + 1):
         values = {"loss": loss(step), "learning_rate": 0.1, "gradient_norm": 1.0 / step, "samples_seen": 16 * step}
         written.step(StepRecord(step=step, seconds=0.1, tokens=128, **values))
@@ -40,9 +47,7 @@ def run(folder: Path, *starts: tuple[int, int]) -> Path:
     for first, last in starts:
         start(folder, first, last)
     output = folder / "run"
-    Telemetry(output, run_record("tiny", b"{}", 2, "cpu")).evaluation(
-        EvaluationRecord(step=LAST, held_out_loss=2.0, tokens=9, seconds=0.1)
-    )
+    Telemetry(output, record()).evaluation(EvaluationRecord(step=LAST, held_out_loss=2.0, tokens=9, seconds=0.1))
     (output / "model").mkdir()
     (output / "model" / "model.safetensors").write_bytes(b"weights")
     checkpoint.mark_finished(output, {"step": LAST})
