@@ -51,8 +51,12 @@ class Parser:
         self.table = {option.name: option for option in table}
         assert len(self.table) == len(table)
 
-    def parse_args(self, argv: Sequence[str] | None = None) -> argparse.Namespace:
-        """The options; ends the program with all that is wrong with them, once on each node."""
+    def parse_args(
+        self,
+        argv: Sequence[str] | None = None,
+        refused: Callable[[Sequence[str], ToolkitError], object] = lambda words, error: None,
+    ) -> argparse.Namespace:
+        """The options; ends the program with all that is wrong with them, once on each node, then told ``refused``."""
         words = sys.argv[1:] if argv is None else list(argv)
         if any(word in HELP for word in words):
             print(self.usage(), end="")
@@ -61,6 +65,7 @@ class Parser:
             return self.read(words)
         except ToolkitError as error:
             say(*error.problems)
+            refused(words, error)
             sys.exit(error.exit_code)
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
@@ -140,12 +145,14 @@ def _form(option: Option) -> str:
 
 
 def say(*problems: Problem) -> None:
-    """Problems as sentences on stderr, once on each node.
+    """Problems as sentences on stderr, once on each node; in a job of Slurm once.
 
-    The first process that ends makes torchrun stop the others. So those that are not local rank 0 wait for it to
-    say what all of them found, and are stopped as it ends; one that is left alone says what it alone has.
+    The first process that ends makes torchrun stop the others, and srun the other nodes. So those that are not local
+    rank 0, or rank 0, wait for it to say what all of them found, and are stopped as it ends; one that is left alone
+    says what it alone has.
     """
-    if os.environ.get("LOCAL_RANK", "0").strip("0").isdecimal():  # neither 0 nor something that is no rank
+    which = "RANK" if os.environ.get("TOOLKIT_ATTEMPT") else "LOCAL_RANK"
+    if os.environ.get(which, "0").strip("0").isdecimal():  # neither 0 nor something that is no rank
         time.sleep(SAID_BY_THE_FIRST)
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr, flush=True)

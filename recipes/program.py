@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from recipes import options, quiet, ranks
+from recipes import options, quiet, ranks, refusal
 from toolkit.errors import Problems, ToolkitError, reason
-from toolkit.runtime import failures, refused, signals
+from toolkit.runtime import failures, native_log, refused, signals
 from toolkit.runtime.lease import Lease
 from toolkit.runtime.outcome import Presence
 from toolkit.runtime.signals import StopRequest
@@ -33,6 +33,7 @@ def watchdog(folder: Path, rank: int, world_size: int, given: argparse.Namespace
 def told(run: Callable[[argparse.Namespace], int], given: argparse.Namespace) -> int:
     """Run the program; problems with the inputs go to stderr as sentences, once on each node."""
     quiet.known_warnings()
+    native_log.errors_only()
     try:
         return run(given)
     except KeyboardInterrupt:  # of a terminal; training ends by its own rules before (signals.py)
@@ -40,6 +41,7 @@ def told(run: Callable[[argparse.Namespace], int], given: argparse.Namespace) ->
         return 130
     except ToolkitError as error:
         options.say(*error.problems)
+        refusal.of_start(given, error)
         return error.exit_code
     except failures.Told as error:
         return error.exit_code

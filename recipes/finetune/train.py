@@ -17,7 +17,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from recipes import option_table, program, ranks, resume, schedule, setbacks, stragglers
+from recipes import option_table, program, ranks, refusal, resume, schedule, setbacks, stragglers
 from recipes.finetune import arguments, checks, evaluations, files, libraries, material, objective, padding, result
 from recipes.finetune import model as models
 from toolkit import plan as plans
@@ -32,7 +32,7 @@ from toolkit.runtime.telemetry import STEPS, Telemetry, read_steps, run_record
 
 def main(argv: list[str] | None = None) -> int:
     """Run the program; problems with the inputs go to stderr as sentences."""
-    return program.told(run, option_table.finetune().parse_args(argv))
+    return program.told(run, option_table.finetune().parse_args(argv, refusal.of_options))
 
 
 def run(options: argparse.Namespace) -> int:
@@ -113,7 +113,7 @@ def _train(
         from recipes.finetune import sync_batch_norm
 
         model = sync_batch_norm.convert(model, checks.is_cpu(plan))
-    say(f"model: {plan.model.name}, {models.describe_size(model)}, {said}")
+    say(f"model: {plan.model.name}, {models.describe_size(model)}, {f'weights of {start.name}' if start else said}")
     if plan.model.num_experts > 0:  # transformers adds its balancing loss only where a config asks for router logits
         asked = getattr(model.config, "output_router_logits", False)
         say(

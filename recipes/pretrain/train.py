@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import argparse
 
-from recipes import option_table, program, resume
+from recipes import option_table, program, refusal, resume
 from recipes.pretrain import config, machine, validity
 from toolkit.errors import Problems
 from toolkit.recipe import planned_steps
@@ -29,7 +29,7 @@ from toolkit.runtime import checkpoint
 
 def main(argv: list[str] | None = None) -> int:
     """Run the program; problems with the inputs go to stderr as sentences."""
-    return program.told(run, option_table.pretrain().parse_args(argv))
+    return program.told(run, option_table.pretrain().parse_args(argv, refusal.of_options))
 
 
 def run(options: argparse.Namespace) -> int:

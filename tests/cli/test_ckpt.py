@@ -39,7 +39,7 @@ def test_list_marks_the_broken_one_and_tells_what_to_write(cut: Path) -> None:
     assert (
         "global_step420       deepspeed" in text and "broken: bf16_zero_pp" in text and "0 bytes (and 2 more)" in text
     )
-    assert "newest valid: global_step400" in text
+    assert "newest complete: global_step400; toolkit ckpt verify " in text and "complete (it has no sums)" in text
     assert f"echo global_step400 > {cut}/latest" in text
     answer = json.loads(call("list", cut, "--json").output)
     assert answer["newest_valid"] == "global_step400"

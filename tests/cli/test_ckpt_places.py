@@ -213,7 +213,7 @@ def test_links_pipes_and_odd_names_in_a_run(place: Path) -> None:
         odd(run)
         said = {words: ended(run, words) for words in ("list", "verify", "latest", "prune")}
         assert said["latest"].startswith(f"0 {run}/checkpoint-1\n"), (odd.__name__, said["latest"])
-        assert "newest valid: checkpoint-1" in said["list"], (odd.__name__, said["list"])
+        assert "newest complete: checkpoint-1" in said["list"], (odd.__name__, said["list"])
     assert "a\\nb: " in ended(place / "newlines", "verify")
 
 

@@ -429,8 +429,9 @@ def test_apptainer(cluster: FakeCluster) -> None:
     assert done.returncode == 0, done.stderr
     submit = cluster.submit
     bind = f"{submit}:{submit},/data:/data"
-    expected = ["exec", "--nv", "--bind", bind, "--pwd", str(submit), "/images/a b.sif", "torchrun", "--nnodes=2"]
-    assert cluster.words("apptainer")[:9] == expected
+    launcher = ["python3", "-m", "toolkit.runtime.torchrun", "plan/run"]  # the program brings the toolkit along
+    expected = ["exec", "--nv", "--bind", bind, "--pwd", str(submit), "/images/a b.sif", *launcher, "--nnodes=2"]
+    assert cluster.words("apptainer")[:12] == expected
     assert cluster.words("torchrun.1")[:2] == ["--nnodes=2", "--nproc-per-node=8"]
 
 

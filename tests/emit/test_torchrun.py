@@ -95,7 +95,21 @@ def test_the_site_software_is_used_but_not_its_container(cluster: FakeCluster) -
     shutil.rmtree(cluster.submit)
 
 
-@pytest.mark.parametrize("code", ["0", "1", "76", "130"])
+@pytest.mark.parametrize(
+    ("given", "kept"), [("0", "2"), ("x", "2"), ("", "2"), ("-1", "2"), ("10000000", "2"), ("7", "7")]
+)
+def test_what_the_program_refuses_is_not_told_by_the_check(cluster: FakeCluster, given: str, kept: str) -> None:
+    """It would tell of one option, and not of the others that are wrong as well."""
+    (cluster.submit / "plan.json").write_text("{}")
+    (cluster.submit / "launch.sh").write_text(torchrun.launch_script(PLANS["tiny"]))
+    done = cluster.run(f"bash launch.sh --keep '{given}' --bogus 1")
+    assert done.returncode == 0, done.stderr
+    words = cluster.words("preflight.local")
+    assert words[words.index("--keep") + 1] == kept
+    assert cluster.words("torchrun.local")[-4:] == ["--keep", given, "--bogus", "1"]
+
+
+@pytest.mark.parametrize("code", ["0", "1", "2", "76", "130"])
 def test_this_machine_is_checked_before_the_start(cluster: FakeCluster, code: str) -> None:
     (cluster.submit / "plan.json").write_text("{}")
     (cluster.submit / "launch.sh").write_text(torchrun.launch_script(PLANS["tiny"]))
@@ -107,7 +121,8 @@ def test_this_machine_is_checked_before_the_start(cluster: FakeCluster, code: st
         *("--nodes", "1", "--node", "0"),
     ]
     assert (cluster.record / "torchrun.1").exists() == (code == "0")
-    assert ("not started: toolkit preflight returned" in done.stderr) == (code in ("1", "76"))
+    assert ("not started: toolkit preflight returned" in done.stderr) == (code in ("1", "2", "76"))
+    assert ("PREFLIGHT=0" in done.stderr) == (code in ("1", "76"))  # wrong input is so for the program too
     if code != "0":
         done = cluster.run("bash launch.sh", PREFLIGHT="0")
         assert done.returncode == 0 and (cluster.record / "torchrun.local").exists(), done.stderr

@@ -13,8 +13,8 @@ import pytest
 from recipes import options, program
 from tests.plans import all_plans
 from toolkit.emit.bundle import bundle
-from toolkit.errors import ToolkitError
-from toolkit.runtime import checkpoint, experiment
+from toolkit.errors import Problem, ToolkitError
+from toolkit.runtime import checkpoint, experiment, outcome
 from toolkit.runtime.lease import Lease
 
 PROGRAMS = {"finetune": "tiny", "pretrain": "tiny-megatron"}
@@ -98,6 +98,35 @@ def test_what_one_process_alone_found_is_said_by_it(
     assert program.told(run, argparse.Namespace()) == 2
     assert time.perf_counter() - began >= 0.2
     assert capsys.readouterr().err == "error: this node has no such file\n  copy it there\n"
+
+
+@pytest.mark.parametrize("wrong", [("--bogus", "1"), ("--plan", "absent.json")])
+def test_a_start_that_is_refused_tells_its_batch_script_why(wrong: tuple[str, str], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = run / ".attempt" / "7-0-0" / "0"
+    said = start("pretrain", tmp_path, "--output-dir", str(run), *wrong)
+    assert not run.exists()  # without a batch script it leaves nothing
+    words.parent.mkdir(parents=True)
+    said = start("pretrain", tmp_path, f"--output-dir={run}", *wrong, TOOLKIT_ATTEMPT="7-0-0")
+    assert words.read_text() == "failed input\n"
+    found = outcome.read(run)
+    assert found is not None and (found.state, found.kind, found.attempt) == ("failed", "input", "7-0-0")
+    assert found.reason.partition("; ")[0] == said.removeprefix("error: ").partition("\n")[0]
+
+
+def test_in_a_job_one_rank_says_what_all_have_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """srun ends those of other nodes as rank 0 ends."""
+    monkeypatch.setattr(options, "SAID_BY_THE_FIRST", 0.2)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("RANK", "8")
+    for job, least in (("", 0.0), ("7-0-0", 0.2)):
+        monkeypatch.setenv("TOOLKIT_ATTEMPT", job)
+        began = time.perf_counter()
+        options.say(Problem("no"))
+        assert time.perf_counter() - began >= least
+        assert capsys.readouterr().err == "error: no\n"
 
 
 def test_a_rank_that_is_refused_says_so_to_its_batch_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

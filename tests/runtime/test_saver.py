@@ -10,8 +10,10 @@ import pytest
 from tests.killing import ranks
 from tests.killing.program import right, shard, state
 from toolkit.errors import ToolkitError
-from toolkit.runtime import checkpoint, durable, lease, manifest, storage
+from toolkit.runtime import checkpoint, durable, faults, lease, manifest, storage
+from toolkit.runtime import refused as refusals
 from toolkit.runtime.lease import Lease
+from toolkit.runtime.save_failed import CopyFailed
 from toolkit.runtime.saver import Saver, start_from_durable
 from toolkit.runtime.together import ALONE, Group
 
@@ -140,6 +142,30 @@ def test_storage_that_is_away_for_a_while_costs_nothing(
     monkeypatch.setattr(storage, "upload", upload)
     saver.close()  # the end of the run: once more
     assert storage.newest(far) == "checkpoint-3"
+
+
+def test_a_last_copy_that_is_refused_is_no_wrong_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training is done: the next start has nothing to do but to copy it."""
+    run, far = tmp_path / "run", f"file://{tmp_path}/far"
+    saver, upload = Saver(run, durable=far, group=ALONE), storage.upload
+
+    def refused(path: Path, url: str, group: Group) -> None:
+        raise storage.Unreachable(f"{url}: NoCredentialsError: Unable to locate credentials", remedy="look for them")
+
+    monkeypatch.setattr(storage, "upload", refused)
+    save(saver, 1)
+    with pytest.raises(CopyFailed) as caught:
+        saver.close()
+    assert (faults.kind(caught.value), caught.value.exit_code) == ("storage", 1)
+    assert refusals.explained(caught.value, run) is None  # this disk's room is not what it lacks
+    (said,) = caught.value.problems
+    assert "Unable to locate credentials" in said.message
+    assert said.remedy == "look for them; then the same command copies it"
+    with pytest.raises(CopyFailed):
+        Saver(run, durable=far, group=ALONE).close()
+    monkeypatch.setattr(storage, "upload", upload)
+    Saver(run, durable=far, group=ALONE).close()
+    assert storage.newest(far, deep=True) == "checkpoint-1"
 
 
 @pytest.mark.parametrize("damaged", [False, True])

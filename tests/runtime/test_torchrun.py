@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from toolkit.runtime import divergence, outcome, signals, torchrun, watchdog
+from toolkit.runtime import divergence, native_log, outcome, signals, torchrun, watchdog
 from toolkit.runtime.outcome import Outcome
 
 # a rank of a run: it says that it is there, and ends as it is told
@@ -163,6 +163,42 @@ def test_the_exit_code_is_that_of_the_outcome(state: str, kind: str, code: int, 
     assert torchrun._ended(found, None, torchrun.Requests(), torchrun.Held()) == code
     said = capfd.readouterr().err
     assert ("error: rank 0 on n1, after step 7: ValueError: x" in said) == (kind in ("code", "memory", "hang"))
+
+
+def test_in_a_job_a_stop_ends_no_task_of_another_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """srun ends all tasks where one ends with another code than 0, and the job script tells what there is to tell."""
+    monkeypatch.setenv(outcome.ATTEMPT_VARIABLE, "7-0-0")
+    asked, held = torchrun.Requests(), torchrun.Held()
+    asked.first = signal.SIGUSR1
+    found = Outcome(state="stopped", step=7, attempt="7-0-0")
+    assert torchrun._ended(found, None, asked, held, str(tmp_path)) == 0
+    assert torchrun._ended(None, None, asked, held, str(tmp_path)) == signals.STOPPED  # no rank has begun
+    (tmp_path / outcome.ATTEMPTS / "7-0-0").mkdir(parents=True)
+    outcome.Presence(tmp_path, 1).here()
+    assert torchrun._ended(None, None, asked, held, str(tmp_path)) == 0  # rank 0 tells, on another node
+
+
+def test_in_a_job_a_failure_is_told_once(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> None:
+    monkeypatch.setenv(outcome.ATTEMPT_VARIABLE, "7-0-0")
+    found = Outcome(state="failed", kind="code", step=7, node="n1", reason="ValueError: x", attempt="7-0-0")
+    assert torchrun._ended(found, None, torchrun.Requests(), torchrun.Held()) == 1
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("asked", "level"),
+    [({}, "ERROR"), ({"TORCH_CPP_LOG_LEVEL": "INFO"}, "INFO"), ({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, None)],
+)
+def test_native_warnings_are_shown_where_they_are_asked_for(
+    asked: dict[str, str], level: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (native_log.LEVEL, native_log.DETAIL):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in asked.items():
+        monkeypatch.setenv(name, value)
+    native_log.errors_only()
+    assert os.environ.get(native_log.LEVEL) == level
+    os.environ.pop(native_log.LEVEL, None)
 
 
 def test_what_another_start_wrote_is_not_this_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

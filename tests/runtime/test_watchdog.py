@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolkit.runtime import durable
+from toolkit.runtime import durable, outcome
 from toolkit.runtime.watchdog import FOLDER, HUNG, MARK, Limits, Place, Watchdog, limit, read_hang
 
 # Ranks that meet at every step through files, as a collective would make them wait for one another.
@@ -90,6 +90,14 @@ def test_a_rank_that_sleeps_in_its_data_is_named_with_all_stacks(tmp_path: Path)
     found = read_hang(tmp_path, 2)
     assert {each.rank: each.section for each in found.ranks} == {0: "step", 1: "data"}
     assert "the run hangs" in "".join(said)
+    told = outcome.read(tmp_path)
+    assert told is not None and (told.state, told.kind, told.rank, told.told) == (
+        "failed",
+        "hang",
+        found.first.rank,
+        True,
+    )
+    assert told.reason.startswith("the run hangs: ") and "\n" not in told.reason
 
 
 @pytest.mark.slow

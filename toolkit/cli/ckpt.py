@@ -48,9 +48,11 @@ def command() -> None:
 @where
 @as_json
 def list_command(directory: str, as_json: bool) -> None:
-    """List the checkpoints below DIR, oldest first; sizes and formats are looked at, sums are not taken.
+    """List the checkpoints below DIR, oldest first.
 
-    Exit code 1 where there are some and none is valid: a run would begin at its first step again.
+    ``complete`` is one whose files are all there with their sizes and formats: sums are not taken, as ``verify`` does,
+    so that a changed byte is not seen. Exit code 1 where there are some and none is complete: a run would begin at its
+    first step again.
     """
     directory, found = look(directory)
     rows = [row(each, deep=False) for each in found]
@@ -61,7 +63,7 @@ def list_command(directory: str, as_json: bool) -> None:
         _list(directory, found, rows, newest)
     if rows and newest is None:
         raise NoFeasiblePlan(
-            f"none of the {len(rows)} checkpoints in {directory} is valid",
+            f"none of the {len(rows)} checkpoints in {directory} is complete",
             remedy=f"toolkit ckpt verify {shlex.quote(directory)} names what is damaged",
         )
 
@@ -70,18 +72,23 @@ def _list(directory: str, found: list[Any], rows: list[dict[str, Any]], newest: 
     for shown in map(plain, rows):
         first = next((each for each in shown["damage"] if each["fatal"]), None)
         more = sum(each["fatal"] for each in shown["damage"]) - 1
-        state = "valid" if first is None else f"broken: {first['file']}: {first['text']}"
+        state = _unread(shown) if first is None else f"broken: {first['file']}: {first['text']}"
         state += f" (and {more} more)" if more > 0 else ""
         click.echo(f"{shown['name']:<20} {shown['kind']:<12} {shown['size']:>10}  {state}")
     if not rows:
         click.echo(f"no checkpoints in {directory}")
     elif newest is not None:
-        click.echo(f"newest valid: {newest}")
+        click.echo(f"newest complete: {newest}; toolkit ckpt verify {shlex.quote(directory)} reads every byte")
         names = [each["name"] for each in rows]
         broken = names[names.index(newest) + 1 :]
         chosen = next(each for each in found if each.name == newest)
         for line in pointer(directory, chosen, broken, write=False)["text"]:
             click.echo(line)
+
+
+def _unread(shown: dict[str, Any]) -> str:
+    """The state of one in which nothing is wrong by sizes and formats."""
+    return "complete (sums not taken)" if shown["committed"] else "complete (it has no sums)"
 
 
 @command.command("verify")
@@ -111,7 +118,7 @@ def verify_command(directory: str, quick: bool, ranks_per_node: int, as_json: bo
     else:
         noted = next((each["name"] for each in reversed(rows) if each["notes"]), None)  # much the same for each
         for shown, name in ((plain(each), each["name"]) for each in rows):
-            state = "valid" if shown["valid"] else "broken"
+            state = "broken" if not shown["valid"] else _unread(shown) if quick else "valid"
             if not shown["committed"]:
                 state = f"{'looks whole' if shown['valid'] else 'broken'}, not committed by this toolkit"
             click.echo(f"{shown['name']}: {state}, {shown['files']} files, {shown['size']}")

@@ -80,6 +80,7 @@ def row(found: Found | Remote, deep: bool) -> dict[str, Any]:
         "kind": found.kind,
         "committed": found.kind == "toolkit",
         "valid": not any(each.fatal for each in damage),
+        "sums_taken": deep and found.kind == "toolkit",
         "files": len(sizes),
         "bytes": total,
         "size": format_bytes(total),

@@ -111,6 +111,11 @@ class Presence:
         self.say(f"failed {kind}")
         _tell_torchrun(made, error)
 
+    def hung(self, rank: int, step: int, reason: str) -> None:
+        """The watchdog ends the run, since this rank has not come on; it has said so."""
+        place = self._place() | {"rank": rank, "step": step}
+        self._write(Outcome(state="failed", kind="hang", reason=reason[:LONGEST_ERROR], told=True, **place))
+
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
         """Records an exception on its way out, before the process group goes: after that the others fail too."""
@@ -180,6 +185,12 @@ def replace(directory: str | Path, outcome: Outcome, attempt: str) -> None:
     with contextlib.suppress(OSError):
         temporary.write_bytes(msgspec.json.format(msgspec.json.encode(known), indent=2) + b"\n")
         temporary.replace(path)
+
+
+def rank_of_environment() -> int:
+    """As torchrun or a job script has set it; 0 where nobody has, or where it is no number."""
+    text = os.environ.get("RANK", "0")
+    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def is_finished(directory: str | Path) -> bool:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from toolkit.errors import Problem, ToolkitError
 from toolkit.runtime import checkpoint, faults, manifest, room
-from toolkit.runtime.save_failed import OF_THE_NODE, SaveFailed
+from toolkit.runtime.save_failed import OF_THE_NODE, CopyFailed, SaveFailed
 from toolkit.units import format_bytes
 
 GONE = (errno.ENOENT, errno.ENOTDIR)
@@ -42,6 +42,8 @@ def in_sentences(folder: str | Path, who: str = "") -> Iterator[None]:
 
 def explained(error: BaseException, folder: Path, who: str = "") -> SaveFailed | None:
     """None where it is no refusal of the file system, or one that is told already."""
+    if isinstance(error, CopyFailed):
+        return None
     remedy = _remedy(folder)
     if not _is_folder(folder):  # whatever it was that could not go on without
         return SaveFailed(Problem(f"{folder} is gone, or its mount is ({who})", remedy))

@@ -33,6 +33,10 @@ class SaveFailed(ToolkitError):
         self.kind, self.rank, self.host = kind, rank, host
 
 
+class CopyFailed(SaveFailed):
+    """Durable storage has refused the last copy: what this disk lacks does not matter, nothing here is lost."""
+
+
 def rank_of(texts: Iterable[str]) -> int | None:
     """The first that begins with one."""
     return next((int(found[1]) for text in texts if (found := RANK.match(text))), None)

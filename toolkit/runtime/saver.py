@@ -18,6 +18,7 @@ from typing import Any
 from toolkit.errors import ToolkitError, reason
 from toolkit.runtime import checkpoint, lease, manifest, skipped, storage, sums, telemetry, together
 from toolkit.runtime.manifest import Manifest
+from toolkit.runtime.save_failed import CopyFailed
 from toolkit.runtime.together import Group
 
 
@@ -80,12 +81,37 @@ class Saver:
             raise error
 
     def close(self) -> None:
-        """The run ends here: until all is saved; a copy that durable storage refused is tried once more."""
+        """The run ends here: until all is saved; a copy that durable storage refused is tried once more.
+
+        Also one that it has refused an earlier start, which had trained to the end. Raises CopyFailed on all ranks.
+        """
         with self.stalling():
             self.wait()
-            if self._behind is not None:
-                storage.upload(self._behind, self.durable, self.group)
-                self._behind = None
+            if not self.durable:
+                return
+            try:
+                behind = self._behind or (self._left_behind() if self.saved_step < 0 else None)
+                if behind is not None:
+                    storage.upload(behind, self.durable, self.group)
+            except ToolkitError as error:
+                said = error.problems[0]
+                raise CopyFailed(
+                    f"the newest checkpoint is whole in {self.directory}, and was not copied: {said.message}",
+                    remedy=f"{said.remedy}; then the same command copies it",
+                ) from error
+            self._behind = None
+
+    def _left_behind(self) -> Path | None:
+        """The newest checkpoint of the run, where durable storage has not got it; the same on every rank."""
+        found: list[str] = []
+
+        def look() -> None:
+            whole = checkpoint.complete(self.directory)[-1:]
+            found.extend(each.name for each in whole if storage.damage(f"{self.durable.rstrip('/')}/{each.name}"))
+
+        sums.on_first(look, self.group, Path(self.durable))
+        names = self.group.share(found)[0]
+        return self.directory / names[0] if names else None
 
     def take_stall_seconds(self) -> float:
         """For how long training stood still for saves since this was last called."""

@@ -19,6 +19,10 @@ code  means
 1     anything else
 ====  ==============================================================================================
 
+In a job of Slurm (``TOOLKIT_ATTEMPT`` is set) srun ends all tasks once one has ended with another code than 0, also
+those that are still leaving: there a stop that all have seen ends with 0, as torchrun's does, and what became of the
+run is the job script's to tell, once for all nodes.
+
 SIGTERM, SIGINT (Ctrl-C), SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 ask to stop; ``nohup`` keeps SIGHUP ignored. One request
 is passed on to the processes; others change nothing, but for a third Ctrl-C, which ends at once.
 """
@@ -35,10 +39,11 @@ if __name__ == "__main__":  # at once: on a busy machine the imports below take 
 
 import logging  # noqa: E402
 import tempfile  # noqa: E402
+from pathlib import Path  # noqa: E402
 from types import FrameType  # noqa: E402
 from typing import TYPE_CHECKING, Any  # noqa: E402
 
-from toolkit.runtime import killed, outcome  # noqa: E402
+from toolkit.runtime import killed, native_log, outcome  # noqa: E402
 from toolkit.runtime.divergence import DIVERGED  # noqa: E402
 from toolkit.runtime.faults import WITNESSES  # noqa: E402
 from toolkit.runtime.outcome import Outcome  # noqa: E402
@@ -52,8 +57,14 @@ REFUSED = 2  # exit code of the programs for inputs that cannot be right, which 
 REQUESTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 AT_ONCE = 3  # the Ctrl-C that no longer waits
 GOES_ON = "the same command goes on from the newest checkpoint"
-NOISE = ("Sending process", "failed (exitcode", "Received %s death signal", "Got termination signal")
-NOISY = ("torch.distributed.elastic.multiprocessing.api", "torch.distributed.elastic.agent.server.api")
+NOISE = (
+    *("Sending process", "failed (exitcode", "Received %s death signal", "Got termination signal"),
+    *("The node '", "Error waiting on exit barrier"),  # a launcher that leaves first takes the meeting point along
+)
+NOISY = (
+    *("torch.distributed.elastic.multiprocessing.api", "torch.distributed.elastic.agent.server.api"),
+    "torch.distributed.elastic.rendezvous.dynamic_rendezvous",
+)
 
 
 class Requests:
@@ -121,6 +132,7 @@ def main(argv: list[str]) -> int:
     requests = Requests()
     requests.listen()
     folder, *words = argv
+    native_log.errors_only()
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing import SignalException, api
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -144,17 +156,27 @@ def main(argv: list[str]) -> int:
         found = _of_the_ranks(failed) or found
     if failed is not None and _cannot_tell(found, failed):
         named = killed.by_signal(failed.failures, found)
-        if named is not None:
+        ended = requests.first is not None and named is not None and "SIGTERM" in named.reason  # as this process was
+        if named is not None and not ended:
             outcome.replace(folder, named, _attempt(options.rdzv_id))
-            _say(f"error: {killed.in_words(failed.failures, named)}\n  {GOES_ON}")
+            _say(f"error: {killed.in_words(failed.failures, named)}{_goes_on()}")
             return 1
-    return _ended(found, failed, requests, held)
+    return _ended(found, failed, requests, held, folder)
 
 
 def _cannot_tell(found: Outcome | None, failed: ChildFailedError) -> bool:
     """Whether no rank has told a reason of its own, by word or exit code."""
     told = any(each.exitcode in (REFUSED, HUNG, DIVERGED) for each in failed.failures.values())
     return not told and (found is None or (found.state == "failed" and found.kind in WITNESSES))
+
+
+def _in_a_job() -> bool:
+    """Whether a job script looks at how this start ends, and tells."""
+    return bool(os.environ.get(outcome.ATTEMPT_VARIABLE))
+
+
+def _goes_on() -> str:
+    return "" if _in_a_job() else f"\n  {GOES_ON}"
 
 
 def _attempt(attempt: object) -> str:
@@ -175,20 +197,25 @@ def _of_the_ranks(failed: ChildFailedError | None) -> Outcome | None:
     return min(known, key=lambda each: each.kind in WITNESSES, default=None)
 
 
-def _ended(found: Outcome | None, failed: ChildFailedError | None, requests: Requests, held: Held) -> int:
+def _ended(
+    found: Outcome | None, failed: ChildFailedError | None, requests: Requests, held: Held, folder: str = ""
+) -> int:
     """The exit code, and the last words where the program has not said them itself."""
     state, kind = (found.state, found.kind) if found is not None else ("", "")
     if state in ("finished", "ended"):
         return 0
     if state == "stopped":
-        return STOPPED
+        return 0 if _in_a_job() else STOPPED
     if found is not None and state == "failed" and kind not in WITNESSES:
-        if kind not in ("input", "diverged") and not (found.told and found.node == killed.node()):  # told already
+        told = kind in ("input", "diverged") or (found.told and found.node == killed.node())
+        if not told and not _in_a_job():
             _say(f"error: rank {found.rank} on {found.node}, after step {found.step}: {found.reason}")
         return {"input": REFUSED, "hang": HUNG, "diverged": DIVERGED}.get(kind, 1)
     if failed is None and requests.first is None:
         return 0
     if failed is None and requests.first is not None and found is None:
+        if _has_begun(folder):
+            return 0
         _say(f"stopped ({requests.first.name}) before anything was saved of this start; the same command starts again")
         return STOPPED
     code = failed.get_first_failure()[1].exitcode if failed is not None else 1
@@ -197,10 +224,18 @@ def _ended(found: Outcome | None, failed: ChildFailedError | None, requests: Req
     held.release()
     if failed is not None:
         _say(str(failed).strip())
+    if _in_a_job():
+        return 1
     if found is not None:
         _say(f"error: rank {found.rank} on {found.node}, after step {found.step}: {found.reason}")
     _say(f"  {GOES_ON}")
     return 1
+
+
+def _has_begun(folder: str) -> bool:
+    """Whether ranks of this job's start have: rank 0, perhaps on another node, tells how it ended."""
+    name = os.environ.get(outcome.ATTEMPT_VARIABLE)
+    return bool(name) and any((Path(folder) / outcome.ATTEMPTS / str(name)).glob("[0-9]*"))
 
 
 def _say(text: str) -> None:

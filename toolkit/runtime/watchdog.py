@@ -37,7 +37,7 @@ from pathlib import Path
 
 import msgspec
 
-from toolkit.runtime import durable
+from toolkit.runtime import durable, outcome
 
 HUNG = 77  # exit code
 FOLDER, MARK = "stacks", "HANG"
@@ -203,7 +203,10 @@ class Watchdog:
             time.sleep(0.1)
         if self.rank == min(_written(self.folder, self._old), default=self.rank):
             with contextlib.suppress(OSError, msgspec.MsgspecError):
-                print(describe(read_hang(self.folder.parent, self.world_size, self._old)), file=sys.stderr)
+                hang = read_hang(self.folder.parent, self.world_size, self._old)
+                done = max(0, hang.first.step - (hang.first.section == "step"))
+                outcome.Presence(self.folder.parent, self.rank).hung(hang.first.rank, done, in_one_line(hang))
+                print(describe(hang), file=sys.stderr)
                 sys.stderr.flush()
 
 
@@ -234,6 +237,11 @@ def read_hang(directory: str | Path, world_size: int, old: Mapping[str, Stamp] |
         ranks=tuple(msgspec.json.decode((folder / f"rank-{rank}.json").read_bytes(), type=Place) for rank in ranks),
         silent=tuple(rank for rank in range(world_size) if rank not in ranks),
     )
+
+
+def in_one_line(hang: Hang) -> str:
+    """The same for ``outcome.json``."""
+    return "; ".join(line.strip() for line in describe(hang).removeprefix("error: ").splitlines())
 
 
 def describe(hang: Hang) -> str:

@@ -32,11 +32,26 @@ without_progress() {
   echo "$count"
 }
 
+# How often in a row this job has been asked to stop before it had done a step. Preemption on a busy cluster is no fault
+# and may go on; a time limit that leaves no room for a step is one that only the owner of the job can mend.
+tell_early_stops() {
+  local line count=1
+  while IFS= read -r line; do
+    case $line in
+      *"\"job\": \"$SLURM_JOB_ID\""*"\"step\": $step_saved,"*'"result": "stopped"'*) count=$((count + 1)) ;;
+      *) count=1 ;;
+    esac
+  done < <(cat "$output_directory/restarts.jsonl" 2>/dev/null)
+  if [ "$count" -lt 3 ]; then return; fi
+  printf 'note: asked to stop %s times in a row before a step was done; where the time limit asks, give the job more: %s\n' \
+    "$count" "scontrol update JobId=$SLURM_JOB_ID TimeLimit=..., or sbatch --time=..." >&2
+}
+
 give_up() {
   remember stop
   printf 'error: not started again: %s\n' "$1" >&2
-  if [ "$rc" = 0 ]; then exit 1; fi
-  exit "$rc"
+  if [ "$code" = 0 ]; then exit 1; fi
+  exit "$code"
 }
 
 # Ends this script, at the latest when Slurm kills it. Slurm lets the owner of a job exclude nodes only while
@@ -108,7 +123,7 @@ check_nodes() {
   await_step
   keep_folder
   if [ "$rc" = 0 ] || [ "$stop_requested" = 1 ]; then return; fi
-  step_saved=$(saved_step) result=preflight culprits='' cause="toolkit preflight returned $rc, see above"
+  step_saved=$(saved_step) code=$rc result=preflight culprits='' cause="toolkit preflight returned $rc, see above"
   case $rc in
     76)
       text=$(tr -d ' \n"' 2>/dev/null <"$output_directory/preflight.json" || true)
@@ -143,7 +158,10 @@ while :; do
     ended) exit 0 ;;
     failed) give_up "it would fail again; $cause" ;;
   esac
-  if [ "$result" = stopped ]; then requeue_without ""; fi
+  if [ "$result" = stopped ]; then
+    tell_early_stops
+    requeue_without ""
+  fi
   if [ "$(without_progress)" -ge "$max_no_progress" ]; then
     cause="no checkpoint after step $step_saved in $max_no_progress more starts (MAX_NO_PROGRESS)${cause:+; $cause}"
     give_up "$cause"

@@ -14,12 +14,14 @@ if [ -n "${deepspeed_file:-}" ]; then arguments+=(--deepspeed "$directory/$deeps
 if [ -n "${megatron_file:-}" ]; then arguments+=(--megatron "$directory/$megatron_file"); fi
 if [ "${save_steps:-0}" -gt 0 ]; then arguments+=(--save-steps "$save_steps"); fi   # loses least to failures
 arguments+=(--output-dir "$output_directory" "$@")
-previous='' keep=2
+previous='' keep=''
 for word in "${arguments[@]}"; do
   case $previous in --output-dir) output_directory=$word ;; --keep) keep=$word ;; esac
   case $word in --output-dir=*) output_directory=${word#*=} ;; --keep=*) keep=${word#*=} ;; esac
   previous=$word
 done
+# what is no such number the program refuses, together with all else that is wrong
+case $keep in *[!0-9]* | '' | 0* | ???????*) keep=2 ;; esac
 
 [ -r "$directory/$plan_file" ] || fail "there is no $directory/$plan_file on $(uname -n)" \
   "write the files where every node sees them: toolkit emit plan.json --out DIR"
@@ -53,7 +55,7 @@ if [ "${container_runtime:-none}" = none ]; then
   fi
 fi
 if [ -e "$output_directory/FINISHED" ]; then
-  echo "already finished: $output_directory/FINISHED (remove it, or give another --output-dir, to train again)"
+  echo "already finished: $output_directory/FINISHED; to train again, or for more steps, give another --output-dir"
   exit 0
 fi
 if ! said=$(LC_ALL=C mkdir -p -- "$output_directory" 2>&1); then

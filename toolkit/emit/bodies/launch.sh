@@ -34,7 +34,9 @@ if [ "${#preflight[@]}" -gt 0 ]; then                     # of this machine by i
   "${preflight[@]}" "${there[@]}" || rc=$?
   if [ "$rc" = 130 ]; then exit 75; fi                    # Ctrl-C: stopped before the start
   if [ "$rc" != 0 ]; then
-    echo "error: not started: toolkit preflight returned $rc, see above (PREFLIGHT=0 starts all the same)" >&2
+    remedy=' (PREFLIGHT=0 starts all the same)'
+    if [ "$rc" = 2 ]; then remedy=; fi                    # wrong input is so for the program too
+    echo "error: not started: toolkit preflight returned $rc, see above$remedy" >&2
     exit "$rc"
   fi
 fi

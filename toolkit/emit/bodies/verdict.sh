@@ -1,5 +1,5 @@
 # ---- How did an attempt end? -----------------------------------------------------------------------
-# Exit codes do not tell: torchrun makes 1 of everything, srun returns the highest of all tasks.
+# Exit codes do not tell: srun returns the highest of all tasks, and ends those that are still there once one has failed.
 
 # One value of outcome.json, which has one on each line; nothing of another start's.
 outcome_of() {
@@ -45,9 +45,10 @@ hung() {
   cause="$cause; stacks are in $output_directory/stacks"
 }
 
-# Sets result (finished ended refused stopped failed fault), culprits (nodes, by spaces), cause (a sentence).
+# Sets result (finished ended refused stopped failed fault), culprits (nodes, by spaces), cause (a sentence), and code,
+# that of the job where it stops: the one that launch.sh ends with.
 judge() {
-  result='' culprits='' cause=''
+  result='' culprits='' cause='' code=$rc
   local state kind file word value node said killed='' came=0
   state=$(outcome_of state) kind=$(outcome_of kind)
   if [ -e "$output_directory/FINISHED" ]; then result=finished; return; fi
@@ -69,16 +70,19 @@ judge() {
   done
   if [ "$state" = failed ]; then
     cause="rank $(outcome_of rank) on $(outcome_of node), after step $(outcome_of step): $(outcome_of reason)"
+    case $kind in input) code=2 cause=$(outcome_of reason) ;; hang) code=77 ;; diverged) code=78 ;; *) code=1 ;; esac
     case $kind in
       input | code | memory | storage | diverged) result=failed culprits=''; return ;;
       device) result=fault culprits=$(outcome_of node); return ;;
     esac
   fi
-  if hung; then result=fault; return; fi                 # before what is seen as it is ended: torchrun goes, ranks are killed
+  if hung; then result=fault code=77; return; fi                 # before what is seen as it is ended: torchrun goes, ranks are killed
   if [ "$state $kind" = "failed agent" ]; then result=fault culprits=$(outcome_of node); return; fi
   if [ "$rc" = 0 ] && [ "$state" = ended ]; then result=ended culprits=''; return; fi
   if [ -n "$killed" ] && [ "$stop_requested" = 0 ]; then
-    result=fault cause="rank$killed on $culprits was killed"
+    result=fault code=1 cause="rank$killed on $culprits was killed"
+    value=$(outcome_of reason)
+    if [ " $(outcome_of rank)" = "$killed" ]; then case $value in "killed by "*) cause="$cause${value#killed}" ;; esac; fi
     return
   fi
   culprits=''
@@ -88,8 +92,9 @@ judge() {
   fi
   if [ "$state" = failed ]; then result=fault; return; fi             # all are witnesses: peer, or hang
   if [ "$rc" = 0 ]; then result=ended; return; fi
-  if [ "$rc" = 138 ]; then result=stopped cause="SIGUSR1 before the program had begun"; return; fi
+  if [ "$rc" = 138 ] || [ "$rc" = 75 ]; then result=stopped cause="asked before the program had begun"; return; fi
   result=failed cause="a task ended with code $rc, $came processes had begun"
+  if [ "$rc" = 2 ]; then cause="it was refused, see above"; fi
   if [ "$rc" -ge 128 ]; then result=fault; fi
 }
 
