@@ -43,12 +43,14 @@ if [ -n "${deepspeed_file:-}" ]; then arguments+=(--deepspeed "$directory/$deeps
 if [ -n "${megatron_file:-}" ]; then arguments+=(--megatron "$directory/$megatron_file"); fi
 if [ "${save_steps:-0}" -gt 0 ]; then arguments+=(--save-steps "$save_steps"); fi   # loses least to failures
 arguments+=(--output-dir "$output_directory" "$@")
-previous='' keep=2
+previous='' keep=''
 for word in "${arguments[@]}"; do
   case $previous in --output-dir) output_directory=$word ;; --keep) keep=$word ;; esac
   case $word in --output-dir=*) output_directory=${word#*=} ;; --keep=*) keep=${word#*=} ;; esac
   previous=$word
 done
+# what is no such number the program refuses, together with all else that is wrong
+case $keep in *[!0-9]* | '' | 0* | ???????*) keep=2 ;; esac
 
 [ -r "$directory/$plan_file" ] || fail "there is no $directory/$plan_file on $(uname -n)" \
   "write the files where every node sees them: toolkit emit plan.json --out DIR"
@@ -82,7 +84,7 @@ if [ "${container_runtime:-none}" = none ]; then
   fi
 fi
 if [ -e "$output_directory/FINISHED" ]; then
-  echo "already finished: $output_directory/FINISHED (remove it, or give another --output-dir, to train again)"
+  echo "already finished: $output_directory/FINISHED; to train again, or for more steps, give another --output-dir"
   exit 0
 fi
 if ! said=$(LC_ALL=C mkdir -p -- "$output_directory" 2>&1); then
@@ -156,7 +158,9 @@ if [ "${#preflight[@]}" -gt 0 ]; then                     # of this machine by i
   "${preflight[@]}" "${there[@]}" || rc=$?
   if [ "$rc" = 130 ]; then exit 75; fi                    # Ctrl-C: stopped before the start
   if [ "$rc" != 0 ]; then
-    echo "error: not started: toolkit preflight returned $rc, see above (PREFLIGHT=0 starts all the same)" >&2
+    remedy=' (PREFLIGHT=0 starts all the same)'
+    if [ "$rc" = 2 ]; then remedy=; fi                    # wrong input is so for the program too
+    echo "error: not started: toolkit preflight returned $rc, see above$remedy" >&2
     exit "$rc"
   fi
 fi
