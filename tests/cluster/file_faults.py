@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -61,8 +62,9 @@ def lose_latest(cluster: Cluster, run: Run, dice: random.Random) -> str:
 def fill_disk(cluster: Cluster, run: Run, dice: random.Random) -> str:
     """All but some of the small disk, less than two checkpoints are."""
     left = dice.randrange(0, 12 * 2**20)
-    state = os.statvfs(run.output.parent)
-    size = state.f_bavail * state.f_frsize - left
     with (run.output.parent / "filler").open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, max(1, size))
+        while (free := os.fstatvfs(file.fileno())).f_bavail * free.f_frsize > left + 2**16:
+            with contextlib.suppress(OSError):  # the run has been quicker
+                os.posix_fallocate(file.fileno(), file.tell(), 2**16)
+                file.seek(2**16, os.SEEK_CUR)
     return f"{left / 2**20:.1f} MiB left"
