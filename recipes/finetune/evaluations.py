@@ -29,10 +29,12 @@ def left_out(step: int, last: int, every: int, folder: Path) -> bool:
 def until_asked(trainer: Any, batches: Iterable[T]) -> Iterator[T]:
     """The batches; raises Interrupted before one of them on all ranks once a stop is agreed on.
 
-    Before the first step of a run a request ends each rank at once, without this.
+    Before the first step of a run a request ends each rank at once, without this. The watchdog sees each batch.
     """
     step, stop = trainer.state.global_step, trainer.stop
-    for batch in batches:
+    for number, batch in enumerate(batches):
+        if number and trainer.watchdog is not None:
+            trainer.watchdog.went_on("evaluation")
         if step > 0 and stop is not None and stop.agreed(trainer.args.device, step):
             raise Interrupted
         yield batch

@@ -24,7 +24,7 @@ from toolkit import plan as plans
 from toolkit.errors import Problems
 from toolkit.plan import Plan
 from toolkit.recipe import planned_steps, warmup_steps
-from toolkit.runtime import checkpoint, durable, together
+from toolkit.runtime import checkpoint, durable, lease, sums, together
 from toolkit.runtime.saver import Saver
 from toolkit.runtime.signals import StopRequest, stopped_exit_code
 from toolkit.runtime.telemetry import STEPS, Telemetry, read_steps, run_record
@@ -99,7 +99,8 @@ def _train(
     everybody = together.group()
     start = resume.find(plan, folder, everybody, options.durable)
     if start:
-        ranks.everywhere(lambda: material.require_same(plan, folder, start), everybody)
+        begun = start
+        ranks.everywhere(lambda: material.require_same(plan, folder, begun), everybody)
     if start and start.step >= last < total:
         say(f"{folder / start.name} is at step {start.step} already, --max-steps is {last}", flush=True)
         return 0
@@ -190,7 +191,7 @@ def _train(
         **own,
     )
     isolation.trainer = going_on.trainer = record.trainer = watch.trainer = trainer
-    trainer.stop = stop
+    trainer.stop, trainer.watchdog = stop, options.watchdog
     commits.attach(trainer)
     behind.attach(trainer)
     trainer.remove_callback(PrinterCallback)
@@ -211,20 +212,23 @@ def _train(
         record.saver.saved_step = start.step
         trainer.train_dataset = read.datasets(samples, back.batches)[0]
         guard.train_from(trainer, start.path)
-    record.saver.close()
-    last_stall = record.saver.take_stall_seconds()
     step = trainer.state.global_step
+    with options.watchdog.section("last save", step):
+        record.saver.close()
+    last_stall = record.saver.take_stall_seconds()
     if step < last:
         telemetry.close(last_stall)
         say(f"stopped after step {step} of {total} ({stop.reason}); the same command goes on from there", flush=True)
         return stopped_exit_code()
     if record.evaluated != step:
-        trainer.evaluate()
+        with options.watchdog.section("evaluation", step):
+            trainer.evaluate()
     telemetry.close(last_stall)
     if stop.stopped:
         say(f"stopped in the last evaluation ({stop.reason}); the same command goes on from there", flush=True)
         return stopped_exit_code()
     if step == total:  # else it ended by --max-steps, and the experiment is not finished
+        sums.on_first(lambda: lease.require(folder), everybody, folder)
         written = result.save(trainer, plan, tokenizer, folder, options.merge)
         if rank == 0:
             losses = {"loss": record.last_loss, "held_out_loss": record.held_out_loss}

@@ -23,6 +23,7 @@ from toolkit.plan import Plan
 from toolkit.runtime import reshard
 from toolkit.runtime.signals import StopRequest
 from toolkit.runtime.states import Parameters
+from toolkit.runtime.watchdog import Watchdog
 
 WRAPPER = "_checkpoint_wrapped_module."  # that recomputation puts into the names of FSDP's modules
 
@@ -31,6 +32,7 @@ class ContractTrainer(Trainer):
     """The Hugging Face Trainer on the learning rate of the contract, whatever the framework beneath."""
 
     stop: StopRequest | None = None  # ends an evaluation too, once there is one
+    watchdog: Watchdog | None = None
 
     def __init__(self, plan: Plan, total_steps: int, start: Start | None = None, **keywords: Any) -> None:
         self.plan, self.total_steps, self.start = plan, total_steps, start

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import math
 import time
 from pathlib import Path
@@ -25,7 +24,7 @@ from recipes.step_clock import StepClock
 from toolkit.plan import Plan
 from toolkit.recipe import warmup_steps
 from toolkit.record import EvaluationRecord, StepRecord
-from toolkit.runtime import checkpoint, durable, skipped, together
+from toolkit.runtime import checkpoint, durable, lease, skipped, sums, together
 from toolkit.runtime.signals import StopRequest, stopped_exit_code
 from toolkit.runtime.telemetry import STEPS, Telemetry, read_evaluations, read_steps, run_record
 from toolkit.runtime.watchdog import IDLE
@@ -115,7 +114,11 @@ def train(
     def evaluate(step: int) -> float | None:
         options.watchdog.enter("evaluation", step)
         started = time.perf_counter()
-        asked = functools.partial(stop.agreed, machine.device, step)  # it need not end then
+
+        def asked() -> bool:  # before each batch: it need not end then
+            options.watchdog.went_on("evaluation")
+            return stop.agreed(machine.device, step)
+
         found = evaluation.mean_loss(built, core, text.held_out, options.eval_sequences, machine.device, asked)
         clock.evaluation += time.perf_counter() - started
         if found is not None and text.held_out is not None:
@@ -189,8 +192,8 @@ def train(
                 save(step)
         if stopped and step < last:
             break
-    options.watchdog.enter(IDLE)
-    saves.close()
+    with options.watchdog.section("last save", step):
+        saves.close()
     telemetry.close(saves.saver.take_stall_seconds())
     if stopped and step < last:
         say(f"stopped after step {step} of {total} ({stop.reason}); the same command goes on from there", flush=True)
@@ -201,11 +204,12 @@ def train(
         return stopped_exit_code()
     options.watchdog.enter(IDLE)
     if last == total:
-        written = result.save(plan, core, built, folder, rank, say)
+        sums.on_first(lambda: lease.require(folder), back.group, folder)
+        model_folder = result.save(plan, core, built, folder, rank, say)
         if rank == 0:
             losses = {"loss": loss if math.isfinite(loss) else None, "held_out_loss": held_out_loss}
             checkpoint.mark_finished(folder, resume.facts(plan) | {"step": total} | losses | back.facts)
-        say(f"finished: {written}{back.summary}", flush=True)
+        say(f"finished: {model_folder}{back.summary}", flush=True)
     else:
         say(program.ended_early(step, total), flush=True)
     reports.close()

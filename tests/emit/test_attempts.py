@@ -14,7 +14,7 @@ from tests import plans
 from tests.emit.fake_cluster import FakeCluster
 from tests.emit.test_slurm import written
 from toolkit.emit import script, slurm
-from toolkit.runtime.watchdog import Place
+from toolkit.runtime.hang import Place
 
 PLAN = plans.all_plans()["zero3"]
 RUN = "plan/run"

@@ -11,8 +11,8 @@ import pytest
 
 from tests import finetune_runs
 from tests.finetune_runs import tiny_plan, write
+from toolkit.runtime.hang import read_hang
 from toolkit.runtime.telemetry import read_steps
-from toolkit.runtime.watchdog import read_hang
 
 pytestmark = pytest.mark.slow
 # a machine that is busy with other things is slow without hanging

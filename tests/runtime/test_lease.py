@@ -10,8 +10,11 @@ import msgspec
 import pytest
 
 from toolkit.errors import ToolkitError
-from toolkit.runtime import lease
+from toolkit.record import EventRecord, StepRecord
+from toolkit.runtime import checkpoint, lease, telemetry
 from toolkit.runtime.lease import Holder, Lease
+from toolkit.runtime.outcome import Presence
+from toolkit.runtime.signals import StopRequest
 
 FAST = {"heartbeat_seconds": 0.1, "stale_seconds": 0.6}
 
@@ -122,6 +125,51 @@ def test_the_sleeper_that_was_overtaken_must_not_commit(tmp_path: Path) -> None:
         sleeper.check()
     sleeper.__exit__(None, None, None)
     assert (tmp_path / ".lease.1").exists()  # not its own to give back
+
+
+def _step(number: int) -> StepRecord:
+    return StepRecord(step=number, seconds=1.0, tokens=1, loss=1.0, learning_rate=1.0)
+
+
+@pytest.mark.parametrize("heartbeat, stale", [(0.05, 100.0), (1000.0, 0.0)], ids=["awake", "just thawed"])
+def test_one_that_was_overtaken_ends_after_its_step_and_writes_nothing(
+    tmp_path: Path, heartbeat: float, stale: float
+) -> None:
+    with Lease(tmp_path, {}, heartbeat_seconds=heartbeat, stale_seconds=stale) as mine:
+        written = telemetry.Telemetry(tmp_path, telemetry.run_record("a", b"plan", 1, "cpu"))
+        written.step(_step(1))
+        (tmp_path / ".lease.2").write_bytes(b"{ half of one")  # what cannot be read tells nothing
+        time.sleep(0.3)
+        assert not lease.is_lost(tmp_path)
+        foreign(tmp_path, age=0, generation=2)
+        end = time.monotonic() + 60
+        while not lease.is_lost(tmp_path):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+        with StopRequest(tmp_path) as stop, pytest.raises(ToolkitError, match="process 1 on another .* took over"):
+            stop.agreed()
+        written.step(_step(2))
+        written.event(EventRecord(kind="spike", step=2, text=""))
+        written.close()
+        Presence(tmp_path).failed("input", "taken over")
+        for write in (lambda: checkpoint.mark_finished(tmp_path, {}), mine.check):
+            with pytest.raises(ToolkitError, match="took over"):
+                write()
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert [each.step for each in telemetry.read_steps(tmp_path)] == [1]
+
+
+def test_before_the_first_step_one_that_was_overtaken_ends(tmp_path: Path) -> None:
+    code = (
+        "import sys, time\nfrom pathlib import Path\nfrom toolkit.runtime.lease import Lease\n"
+        "from toolkit.runtime.signals import StopRequest\nfolder = Path(sys.argv[1])\n"
+        "with Lease(folder, {}, stale_seconds=0), StopRequest(folder):\n"
+        "    (folder / '.lease.9').write_bytes(sys.stdin.buffer.read())\n    time.sleep(100)\n"
+    )
+    other = msgspec.json.encode(Holder(host="another", pid=1, born="1 boot pid"))
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], input=other, capture_output=True, check=False)
+    assert (done.returncode, b"took over" in done.stderr, b"Traceback" in done.stderr) == (2, True, False)
 
 
 def test_of_many_that_find_a_dead_one_exactly_one_gets_it(tmp_path: Path) -> None:

@@ -116,11 +116,15 @@ def test_torchrun_must_not_take_a_stop_for_a_crash(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow
 def test_one_rank_that_is_asked_stops_them_all(tmp_path: Path) -> None:
-    """Two real processes: only rank 1 gets the signal, and both learn of it at the same step."""
+    """Two real processes: only rank 1 gets the signal, only rank 0 loses its lease, and both learn of it together."""
     code = """
 import os, signal, sys
 from datetime import timedelta
+from pathlib import Path
+import msgspec
 import torch.distributed as distributed
+from toolkit.errors import ToolkitError
+from toolkit.runtime.lease import Holder, Lease
 from toolkit.runtime.signals import StopRequest
 rank = int(sys.argv[1])
 distributed.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2,
@@ -130,6 +134,15 @@ with StopRequest(os.path.dirname(sys.argv[2]), rank) as stop:
     if rank == 1:
         os.kill(os.getpid(), signal.SIGUSR1)
     print(first, stop.agreed(), stop.reason, flush=True)
+folder = Path(sys.argv[2]).parent
+if rank == 0:  # only it has the lease, which another job takes
+    Lease(folder, {}, stale_seconds=0).__enter__()
+    (folder / ".lease.9").write_bytes(msgspec.json.encode(Holder(host="another", pid=1)))
+with StopRequest(folder, rank) as stop:
+    try:
+        stop.agreed()
+    except ToolkitError as error:
+        print("took over" in str(error), flush=True)
 os._exit(0)
 """
     started = [
@@ -139,7 +152,7 @@ os._exit(0)
         for rank in range(2)
     ]
     said = [process.communicate(timeout=120)[0].strip() for process in started]
-    assert said == ["False True another rank", "False True SIGUSR1"]
+    assert said == ["False True another rank\nTrue", "False True SIGUSR1\nTrue"]
 
 
 def test_a_second_ctrl_c_interrupts_at_once_where_no_launcher_is_in_between(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from toolkit.runtime import divergence, native_log, outcome, signals, torchrun, watchdog
+from toolkit.runtime import divergence, hang, native_log, outcome, signals, torchrun
 from toolkit.runtime.outcome import Outcome
 
 # a rank of a run: it says that it is there, and ends as it is told
@@ -154,7 +154,7 @@ def test_nohup_keeps_its_meaning() -> None:
         ("failed", "input", 2),
         ("failed", "code", 1),
         ("failed", "memory", 1),
-        ("failed", "hang", watchdog.HUNG),
+        ("failed", "hang", hang.HUNG),
         ("failed", "diverged", divergence.DIVERGED),
     ],
 )

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolkit.runtime import durable, outcome
-from toolkit.runtime.watchdog import FOLDER, HUNG, MARK, Limits, Place, Watchdog, limit, read_hang
+from toolkit.runtime.hang import FOLDER, HUNG, MARK, Place, read_hang
+from toolkit.runtime.watchdog import Limits, Watchdog, limit
 
 # Ranks that meet at every step through files, as a collective would make them wait for one another.
 RANK = """
@@ -54,6 +55,28 @@ def start(folder: Path, sleeper: int, steps: int = 200) -> list[subprocess.Popen
     ]
 
 
+def test_of_an_evaluation_each_batch_counts(tmp_path: Path) -> None:
+    """One of a thousand batches is no hang however long all take, before five evaluations are known."""
+    dog = Watchdog(tmp_path, 0, 1, Limits(floor=120.0, ceiling=1800.0))
+    dog.enter("evaluation", 8)
+    for _ in range(4):
+        dog._since -= 1700.0
+        assert dog.place().seconds < dog.place().limit == 1800.0
+        dog.went_on("evaluation")
+    dog._since -= 1900.0
+    dog.went_on("step")  # it is in no step
+    assert dog.place().seconds > dog.place().limit
+    dog.went_on("evaluation")
+    for _ in range(5):
+        dog._since -= 400.0
+        dog.went_on("evaluation")
+    assert dog.place().limit == 1800.0  # 2 * 1050, and no more than the ceiling
+    for _ in range(100):
+        dog._since -= 400.0
+        dog.went_on("evaluation")
+    assert dog.place().limit == pytest.approx(800.0, abs=1.0)
+
+
 def wait_until(path: Path) -> None:
     end = time.monotonic() + 120
     while not path.exists():
@@ -73,7 +96,8 @@ def test_the_limit_is_between_floor_and_ceiling(durations: list[float]) -> None:
 def test_the_limit_by_hand() -> None:
     limits = Limits(floor=1.0, ceiling=1000.0)
     assert limit([8.0, 9.0, 10.0, 11.0, 12.0], limits) == pytest.approx(10.0 + 10 * 1.4826 * 1.0)
-    assert limit([10.0] * 9 + [500.0], limits) == 10.0  # one slow one teaches nothing
+    assert limit([4.0, 7.0, 10.0, 13.0, 16.0], limits) == pytest.approx(10.0 + 10 * 1.4826 * 3.0)
+    assert limit([10.0] * 9 + [500.0], limits) == 20.0  # one slow one teaches nothing
 
 
 def test_a_run_without_hang_is_left_alone(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 
 from toolkit.errors import ToolkitError, reason
-from toolkit.runtime import durable, manifest, retention, shares, sums
+from toolkit.runtime import durable, lease, manifest, retention, shares, sums
 from toolkit.runtime.manifest import MANIFEST, Damage, FileEntry, Manifest
 from toolkit.runtime.together import ALONE, Group
 
@@ -272,7 +272,8 @@ def discard(checkpoint: Path) -> None:
 
 
 def mark_finished(directory: str | Path, facts: dict[str, Any]) -> None:
-    """Declare the whole run done, and when."""
+    """Declare the whole run done, and when; raises ToolkitError where another job has the directory by now."""
+    lease.require(directory)
     content = msgspec.json.encode(facts | {"ended_unix": time.time()})
     durable.replace(Path(directory) / FINISHED, msgspec.json.format(content, indent=2) + b"\n")
 

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from toolkit.errors import ToolkitError
 from toolkit.runtime import faults, holder, outcome
+from toolkit.runtime.hang import FOLDER
 from toolkit.runtime.outcome import Outcome, Presence
-from toolkit.runtime.watchdog import FOLDER
 
 LONGEST = 160  # characters of an error in a line
 PATIENCE = 1.0  # seconds in which the cause, which fails as well, tells of itself

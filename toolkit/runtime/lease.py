@@ -2,7 +2,7 @@
 
 Two jobs that write one directory delete each other's checkpoints. Whoever trains holds ``.lease.G``, G being one
 more than that of the holder before; the file is made by linking, which fails for all but one of several that try.
-A thread rewrites it every ``HEARTBEAT_SECONDS``. Another job that finds one
+A thread rewrites it every ``HEARTBEAT_SECONDS`` (:mod:`toolkit.runtime.heartbeat`). Another job that finds one
 
 - of its own Slurm job (requeued, or started again in it), of a job that Slurm says has ended or waits, or of a process
   of this machine that is gone, takes over at once;
@@ -14,17 +14,16 @@ that job may take the lease.
 
 Ages are differences of two modification times of this directory, that of the lease and that of a file written now:
 clocks of nodes may be wrong by hours. A holder that was only asleep finds the higher number, and must not commit
-(:meth:`Lease.check`): numbers only grow, so that it cannot come back.
+(:meth:`Lease.check`): numbers only grow, so that it cannot come back. Its heartbeat finds out too, and ends it after
+the step that it is in, without a save (:func:`is_lost`).
 
     python -m toolkit.runtime.lease DIR       changes nothing; exit code 2, and a sentence, where another job is there
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,6 +33,7 @@ import msgspec
 
 from toolkit.errors import ToolkitError
 from toolkit.runtime import holder as holders
+from toolkit.runtime.heartbeat import Heartbeat
 from toolkit.runtime.holder import JOB, LEASE, STALE_SECONDS, Holder
 
 HEARTBEAT_SECONDS = 15.0
@@ -53,9 +53,7 @@ class Lease:
         self.heartbeat_seconds, self.stale_seconds = heartbeat_seconds, stale_seconds
         self.holder = holders.of_this_process(environment)
         self._environment = environment
-        self._path: Path | None = None
-        self._done = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._heart: Heartbeat | None = None
 
     def __enter__(self) -> Lease:
         try:
@@ -89,62 +87,34 @@ class Lease:
                 self._refuse(path, "took it in this moment")
         finally:
             temporary.unlink()
-        self._path = path
+        heart = Heartbeat(path, self.holder, self.heartbeat_seconds, self.stale_seconds)
         try:
-            if later := self._superseded():
+            if later := heart.superseded():
                 self._refuse(later, "took it in this moment")
             self._require_no_job()  # a batch script looks at leases after it has made its file, in turn
         except ToolkitError:
-            self._path = None
             path.unlink(missing_ok=True)
             raise
         for number, old in holders.files(self.directory, LEASE):
             if number < generation:
                 old.unlink(missing_ok=True)
-        _held[self.directory.resolve()] = self
-        self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
-        self._thread.start()
+        self._heart = _held[self.directory.resolve()] = heart
+        heart.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._done.set()
+        heart, self._heart = self._heart, None
         _held.pop(self.directory.resolve(), None)
-        if self._thread is not None:
-            self._thread.join()
-        if self._path is not None and not self._superseded():
-            self._path.unlink(missing_ok=True)
-        self._path = None
+        if heart is None:
+            return
+        heart.stop()
+        if not heart.superseded():
+            heart.path.unlink(missing_ok=True)
 
     def check(self) -> None:
         """Raise ToolkitError where another job has taken over: this one must write nothing more."""
-        if self._path is not None and (later := self._superseded()):
-            self._refuse(later, "took over, since this one had given no sign")
-
-    def _superseded(self) -> Path | None:
-        """The lease that counts, where it is not this one (or this one's path, where all are gone)."""
-        assert self._path is not None
-        newest = next((path for _, path in holders.files(self.directory, LEASE)), self._path)
-        holder = holders.read(newest)
-        return None if holder is not None and holders.is_same(holder, self.holder) else newest
-
-    def _beat(self) -> None:
-        beats = 0
-        while not self._done.wait(self.heartbeat_seconds):
-            beats += 1
-            with contextlib.suppress(OSError, msgspec.MsgspecError):  # a full or absent disk: the next one may reach it
-                self._rewrite(msgspec.json.encode(msgspec.structs.replace(self.holder, beats=beats)))
-
-    def _rewrite(self, content: bytes) -> None:
-        assert self._path is not None
-        descriptor = os.open(self._path, os.O_RDWR)  # not created: it may have been taken away
-        try:
-            there = msgspec.json.decode(os.pread(descriptor, 2**16, 0), type=Holder)
-            if holders.is_same(there, self.holder):  # not another's, who began at 1 again
-                os.pwrite(descriptor, content, 0)  # beats only grow, so the content does not get shorter
-                os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        require(self.directory)
 
     def _free_generation(self) -> int:
         """The number to take, after waiting where that is needed; raises ToolkitError where the directory is held."""
@@ -215,21 +185,39 @@ class Lease:
             probe.unlink(missing_ok=True)
 
     def _refuse(self, path: Path, why: str, holder: Holder | None = None) -> None:
-        holder = holders.read(path) or holder
-        raise ToolkitError(
-            f"{self.directory} belongs to {holders.in_words(holder)}, which {why}",
-            remedy=holders.how_to_end(holder, self.stale_seconds),
-        )
+        raise _belongs(self.directory, path, why, holder, self.stale_seconds)
 
 
-_held: dict[Path, Lease] = {}
+_held: dict[Path, Heartbeat] = {}
 
 
 def require(directory: str | Path) -> None:
     """Raise ToolkitError where this process held the lease of a directory and another job has taken over."""
     found = _held.get(Path(directory).resolve())
-    if found is not None:
-        found.check()
+    if found is not None and found.superseded():
+        raise taken(directory)
+
+
+def is_lost(directory: str | Path) -> bool:
+    """Whether this process held the lease of a directory and is known to have it no more; for every step to ask."""
+    found = _held.get(Path(directory).resolve())
+    return found is not None and found.is_lost()
+
+
+def taken(directory: str | Path) -> ToolkitError:
+    """What ends a run whose lease is lost, on whichever of its ranks."""
+    newest = next((path for _, path in holders.files(Path(directory), LEASE)), Path(directory) / LEASE)
+    return _belongs(directory, newest, "took over, since this one had given no sign")
+
+
+def _belongs(
+    directory: str | Path, path: Path, why: str, known: Holder | None = None, stale_seconds: float = STALE_SECONDS
+) -> ToolkitError:
+    holder = holders.read(path) or known
+    return ToolkitError(
+        f"{directory} belongs to {holders.in_words(holder)}, which {why}",
+        remedy=holders.how_to_end(holder, stale_seconds),
+    )
 
 
 def main(words: list[str]) -> int:

@@ -30,7 +30,7 @@ from typing import Any
 import msgspec
 
 from toolkit.errors import ToolkitError
-from toolkit.runtime import faults, holder
+from toolkit.runtime import faults, holder, lease
 from toolkit.runtime.checkpoint import FINISHED
 from toolkit.runtime.save_failed import SaveFailed
 
@@ -139,7 +139,7 @@ class Presence:
 
     def _write(self, outcome: Outcome) -> None:
         """Failures stay, but for those of witnesses, which everything else replaces."""
-        if holder.is_of_another_run(self.directory, self.attempt):
+        if lease.is_lost(self.directory) or holder.is_of_another_run(self.directory, self.attempt):
             return
         path = self.directory / OUTCOME
         temporary = self.directory / f".{OUTCOME}.{self.node}.{os.getpid()}"

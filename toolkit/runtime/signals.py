@@ -9,7 +9,8 @@ on, saved or not.
 Signals reach the ranks at different steps. A rank that saved and left alone would leave the others
 waiting in a collective, so the request is agreed on: at the end of each step, evaluation and save all ranks
 reduce one number, and all see the request at the same step. In an evaluation they do so before each batch, and the
-next start makes it; in what follows the last evaluation, the writing of the result, nobody looks.
+next start makes it; in what follows the last evaluation, the writing of the result, nobody looks. A rank 0 whose
+output directory has been taken by another job (it had slept) ends all at that point too, without a save.
 
 Before the first step there is nothing to save and no common point to agree at: one rank may be preparing
 data while the others wait for it for an hour. There a request makes each rank leave at once, from a thread
@@ -34,7 +35,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from toolkit.runtime import faults, outcome
+from toolkit.errors import ToolkitError
+from toolkit.runtime import faults, lease, outcome
 from toolkit.runtime.outcome import Presence
 
 # Exit code of a process that stopped because it was asked to, with its checkpoint saved: "try again"
@@ -43,6 +45,7 @@ STOPPED = 75
 
 STOP_FILE = "STOP"
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+LOST = 2  # what the ranks reduce: 1 is a request
 LOOK_SECONDS = 1.0  # between looks at the file and at the parent, in the thread
 
 
@@ -126,6 +129,9 @@ class StopRequest:
                 self.reason = self.reason or f"the file {self.stop_file}"
             if self.reason and not self.begun:
                 self._leave_now()
+            if not self.begun and lease.is_lost(self.stop_file.parent):
+                print(f"error: {self._lost()}", file=sys.stderr, flush=True)
+                os._exit(ToolkitError.exit_code)
             if self._parent and os.getppid() != self._parent:
                 self.presence.failed("agent", f"torchrun (process {self._parent}) is gone")
                 os._exit(1)
@@ -152,7 +158,8 @@ class StopRequest:
     def agreed(self, device: Any = "cpu", step: int = 0) -> bool:
         """Whether any rank has been asked to stop; every rank must call this at the same step.
 
-        ``device`` is where the process group's backend keeps its tensors; ``step`` the last one that is done.
+        ``device`` is where the process group's backend keeps its tensors; ``step`` the last one that is done. Raises
+        ToolkitError on every rank where another job has the output directory by now.
         """
         self.begun = True
         if self.stopped:
@@ -160,16 +167,24 @@ class StopRequest:
         self.presence.step = step
         if self.rank == 0 and not self.reason and self.stop_file.exists():
             self.reason = f"the file {self.stop_file}"
+        wanted = LOST if lease.is_lost(self.stop_file.parent) else int(bool(self.reason))
         distributed = sys.modules.get("torch.distributed")  # not imported: there is no process group
         if distributed and distributed.is_available() and distributed.is_initialized():
-            asked = sys.modules["torch"].tensor(int(bool(self.reason)), device=device)
+            asked = sys.modules["torch"].tensor(wanted, device=device)
             distributed.all_reduce(asked, op=distributed.ReduceOp.MAX)
-            if asked.item() and not self.reason:
-                self.reason = "another rank"
-            self.stopped = bool(asked.item())
-        else:
-            self.stopped = bool(self.reason)
+            wanted = int(asked.item())
+        if wanted == LOST:
+            raise self._lost()
+        if wanted and not self.reason:
+            self.reason = "another rank"
+        self.stopped = bool(wanted)
         return self.stopped
+
+    def _lost(self) -> ToolkitError:
+        """The job script reads from the words of a rank that it must not start again."""
+        error = lease.taken(self.stop_file.parent)
+        self.presence.say(f"refused {error.problems[0].message}")
+        return error
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

@@ -1,8 +1,8 @@
 """run.json and steps.jsonl: what ran, where, with which versions, and one line for every optimizer step.
 
-Only rank 0 writes. A line is on the disk before the next step begins: each is appended, flushed and
-fsynced, so a killed job loses at most the line that it was writing; that torn line is cut off at the
-next start. A run that is restarted from a checkpoint repeats some steps; nothing is deleted, and what a
+Only rank 0 writes, and nothing once another job has the directory. A line is on the disk before the next step begins:
+each is appended, flushed and fsynced, so a killed job loses at most the line that it was writing; that torn line is cut
+off at the next start. A run that is restarted from a checkpoint repeats some steps; nothing is deleted, and what a
 later line has gone back behind holds no more (:func:`standing`).
 """
 
@@ -24,7 +24,7 @@ import msgspec
 
 from toolkit import __version__
 from toolkit.record import EvaluationRecord, EventRecord, RunRecord, StepRecord
-from toolkit.runtime import durable
+from toolkit.runtime import durable, lease
 
 RUN, STEPS, EVALUATIONS, EVENTS = "run.json", "steps.jsonl", "evaluations.jsonl", "events.jsonl"
 PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "peft", "datasets", "megatron-core", "numpy")
@@ -101,7 +101,7 @@ class Telemetry:
 
     def step(self, record: StepRecord) -> None:
         """Append one step; it is on the disk when this returns."""
-        if self._file is None:
+        if self._file is None or not self._writes():
             return
         stamped = msgspec.structs.replace(record, restart=self._restart, ended_unix=time.time())
         with durable.naming(self._directory / STEPS):
@@ -111,19 +111,22 @@ class Telemetry:
 
     def evaluation(self, record: EvaluationRecord) -> None:
         """Append one evaluation to ``evaluations.jsonl``, which there is from the first one on."""
-        if self.rank == 0:
+        if self._writes():
             self._append(EVALUATIONS, msgspec.structs.replace(record, restart=self._restart, ended_unix=time.time()))
 
     def event(self, record: EventRecord) -> None:
         """Append to ``events.jsonl``, which there is from the first one on."""
-        if self.rank == 0:
+        if self._writes():
             self._append(EVENTS, msgspec.structs.replace(record, restart=self._restart, at_unix=time.time()))
 
     def skipped(self, batches: tuple[int, ...]) -> None:
         """``run.json`` tells from now on that these are left out."""
-        if self.rank == 0 and self._record.skipped_batches != batches:
+        if self._writes() and self._record.skipped_batches != batches:
             self._record = msgspec.structs.replace(self._record, skipped_batches=batches)
             self._write_run()
+
+    def _writes(self) -> bool:
+        return self.rank == 0 and not lease.is_lost(self._directory)
 
     def _write_run(self) -> None:
         text = msgspec.json.format(msgspec.json.encode(self._record), indent=2)
@@ -140,6 +143,8 @@ class Telemetry:
         if self._file is not None:
             self._file.close()
             self._file = None
+            if not self._writes():
+                return
             self._record = msgspec.structs.replace(
                 self._record, last_save_stall_seconds=last_save_stall_seconds, ended_unix=time.time()
             )

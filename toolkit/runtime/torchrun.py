@@ -46,9 +46,9 @@ from typing import TYPE_CHECKING, Any  # noqa: E402
 from toolkit.runtime import killed, native_log, outcome  # noqa: E402
 from toolkit.runtime.divergence import DIVERGED  # noqa: E402
 from toolkit.runtime.faults import WITNESSES  # noqa: E402
+from toolkit.runtime.hang import HUNG  # noqa: E402
 from toolkit.runtime.outcome import Outcome  # noqa: E402
 from toolkit.runtime.signals import STOPPED  # noqa: E402
-from toolkit.runtime.watchdog import HUNG  # noqa: E402
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

@@ -3,11 +3,13 @@
 The program says which section it is in (``start-up``, ``step``, ``evaluation``, ``save``). A section hangs when it has
 taken longer than
 
-    limit = min(ceiling, max(floor, median + 10 * 1.4826 * MAD))        of its last 100 durations
-    limit = ceiling                                                     while fewer than 5 are known
+    limit = min(ceiling, max(floor, 2 * median, median + 10 * 1.4826 * MAD))        of its last 100 durations
+    limit = ceiling                                                                 while fewer than 5 are known
 
-seconds (1.4826 * MAD is the standard deviation of normal durations); that of ``start-up``, which comes once, is a
-setting. Durations are those of the first 5 and later; a section that saved something slow once has a large MAD.
+seconds (1.4826 * MAD is the standard deviation of normal durations, and of durations of minutes it can be nearly none:
+hence twice the median); that of ``start-up``, which comes once, is a
+setting. Durations are those of the first 5 and later; a section that saved something slow once has a large MAD. Of an
+evaluation each batch is one (:meth:`Watchdog.went_on`): however many there are, it hangs where one of them does.
 
 A rank whose section hangs writes ``stacks/HANG``; all ranks look for that file, also those that wait in a collective,
 since the thread does: each dumps the stacks of its threads to ``stacks/rank-N.txt`` and says where it was in
@@ -32,20 +34,30 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 
-from toolkit.runtime import durable, outcome
+from toolkit.runtime import durable, holder, lease, outcome
+from toolkit.runtime.hang import (
+    FOLDER,
+    HUNG,
+    MARK,
+    Place,
+    Stamp,
+    describe,
+    in_one_line,
+    new,
+    read_hang,
+    stamps,
+    written,
+)
 
-HUNG = 77  # exit code
-FOLDER, MARK = "stacks", "HANG"
 KNOWN, FEWEST, DEVIATIONS = 100, 5, 10.0
 MAD_TO_SIGMA = 1.4826
 GRACE_SECONDS = 5.0  # for the other ranks to see the mark and dump too
 IDLE = ""
-Stamp = tuple[int, int]  # inode and time of change of a file: another one where it has been written anew
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,41 +69,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     poll: float = 1.0
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a rank is."""
-
-    rank: int
-    section: str
-    step: int
-    seconds: float
-    limit: float = 0.0
-
-
-class Hang(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a hang, from the files of the ranks."""
-
-    first: Place
-    ranks: tuple[Place, ...]
-    silent: tuple[int, ...]  # ranks that wrote nothing
-
-    @property
-    def suspects(self) -> tuple[int, ...]:
-        """Silent ranks, or else those whose section and step are not those of most."""
-        if self.silent:
-            return self.silent
-        where = [(each.section, each.step) for each in self.ranks]
-        most = max(set(where), key=where.count)
-        odd = tuple(each.rank for each in self.ranks if (each.section, each.step) != most)
-        return odd if len(odd) < len(where) / 2 else ()
-
-
 def limit(durations: list[float], limits: Limits) -> float:
     """Seconds after which a section with these durations hangs."""
     if len(durations) < FEWEST:
         return limits.ceiling
     middle = statistics.median(durations)
     spread = statistics.median(abs(each - middle) for each in durations)
-    return min(limits.ceiling, max(limits.floor, middle + DEVIATIONS * MAD_TO_SIGMA * spread))
+    return min(limits.ceiling, max(limits.floor, 2.0 * middle, middle + DEVIATIONS * MAD_TO_SIGMA * spread))
 
 
 class Watchdog:
@@ -119,7 +103,7 @@ class Watchdog:
         if not self.limits.floor:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._old = _stamps(self.folder)
+        self._old = stamps(self.folder)
         if self.rank == 0:
             (self.folder / MARK).unlink(missing_ok=True)
         self.enter("start-up")
@@ -141,6 +125,13 @@ class Watchdog:
             self._durations.setdefault(before, deque(maxlen=KNOWN)).append(now - self._since)
         self._section, self._step, self._since = section, step, now
         return before
+
+    def went_on(self, section: str) -> None:
+        """Where the program is in this section: a part of it is done, and the next begins. Each is a duration."""
+        now = time.monotonic()
+        if self._section == section:
+            self._durations.setdefault(section, deque(maxlen=KNOWN)).append(now - self._since)
+            self._since = now
 
     @contextlib.contextmanager
     def section(self, name: str, step: int = 0) -> Iterator[None]:
@@ -176,11 +167,18 @@ class Watchdog:
                 faulthandler.dump_traceback_later(stuck, exit=True)
             found = self.place()
             if found.limit and found.seconds > found.limit:
+                if self._is_anothers():  # whose ranks would take the mark for theirs
+                    self._leave(HUNG)
+                    return
                 self._mark(found)
             if self._marked():
                 self._dump(found)
                 self._leave(HUNG)
                 return
+
+    def _is_anothers(self) -> bool:
+        folder = self.folder.parent
+        return lease.is_lost(folder) or holder.is_of_another_run(folder, holder.of_this_process().run)
 
     def _mark(self, found: Place) -> None:
         with contextlib.suppress(OSError):
@@ -189,7 +187,7 @@ class Watchdog:
                 durable.replace(self.folder / MARK, msgspec.json.encode(found))
 
     def _marked(self) -> bool:
-        return MARK in _new(self.folder, self._old)
+        return MARK in new(self.folder, self._old)
 
     def _dump(self, found: Place) -> None:
         with contextlib.suppress(OSError):
@@ -199,61 +197,12 @@ class Watchdog:
                 faulthandler.dump_traceback(file, all_threads=True)
             durable.replace(self.folder / f"rank-{self.rank}.json", msgspec.json.encode(found))
         end = time.monotonic() + GRACE_SECONDS + 2.0 * self.limits.poll
-        while time.monotonic() < end and len(_written(self.folder, self._old)) < self.world_size:
+        while time.monotonic() < end and len(written(self.folder, self._old)) < self.world_size:
             time.sleep(0.1)
-        if self.rank == min(_written(self.folder, self._old), default=self.rank):
+        if self.rank == min(written(self.folder, self._old), default=self.rank):
             with contextlib.suppress(OSError, msgspec.MsgspecError):
                 hang = read_hang(self.folder.parent, self.world_size, self._old)
                 done = max(0, hang.first.step - (hang.first.section == "step"))
                 outcome.Presence(self.folder.parent, self.rank).hung(hang.first.rank, done, in_one_line(hang))
                 print(describe(hang), file=sys.stderr)
                 sys.stderr.flush()
-
-
-def _stamps(folder: Path) -> dict[str, Stamp]:
-    """Of each file of a hang; what its clock says is compared with nothing, since that of a node may be wrong."""
-    found: dict[str, Stamp] = {}
-    for path in (folder / MARK, *folder.glob("rank-*.json")):
-        with contextlib.suppress(OSError):
-            stat = path.stat()
-            found[path.name] = (stat.st_ino, stat.st_mtime_ns)
-    return found
-
-
-def _new(folder: Path, old: Mapping[str, Stamp]) -> list[str]:
-    return [name for name, stamp in _stamps(folder).items() if old.get(name) != stamp]
-
-
-def _written(folder: Path, old: Mapping[str, Stamp]) -> list[int]:
-    return [int(name[len("rank-") : -len(".json")]) for name in _new(folder, old) if name != MARK]
-
-
-def read_hang(directory: str | Path, world_size: int, old: Mapping[str, Stamp] | None = None) -> Hang:
-    """The newest hang of a run, from the files that its ranks left, but for ``old`` ones; OSError if there was none."""
-    folder = Path(directory) / FOLDER
-    ranks = sorted(_written(folder, old or {}))
-    return Hang(
-        first=msgspec.json.decode((folder / MARK).read_bytes(), type=Place),
-        ranks=tuple(msgspec.json.decode((folder / f"rank-{rank}.json").read_bytes(), type=Place) for rank in ranks),
-        silent=tuple(rank for rank in range(world_size) if rank not in ranks),
-    )
-
-
-def in_one_line(hang: Hang) -> str:
-    """The same for ``outcome.json``."""
-    return "; ".join(line.strip() for line in describe(hang).removeprefix("error: ").splitlines())
-
-
-def describe(hang: Hang) -> str:
-    """What happened, for the log."""
-    first = hang.first
-    text = (
-        f"error: the run hangs: {first.section} {first.step or ''} has taken {first.seconds:.0f} s on rank"
-        f" {first.rank}, its limit is {first.limit:.0f} s; exit code {HUNG}"
-    )
-    if hang.silent:
-        text += f"\n  no answer from rank {', '.join(map(str, hang.silent))}: stopped, or its node is gone"
-    elif hang.suspects:
-        names = [f"{each.rank} ({each.section} {each.step})" for each in hang.ranks if each.rank in hang.suspects]
-        text += f"\n  elsewhere than the others: rank {', '.join(names)}"
-    return f"{text}\n  the stacks of the ranks are in the folder {FOLDER} of the output directory"
