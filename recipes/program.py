@@ -113,6 +113,7 @@ def _alone(folder: Path) -> Iterator[None]:
         except ToolkitError as error:
             Presence(folder).say(f"refused {error.problems[0].message}")
             raise
+        stack.callback(place.leave)
         yield
 
 

@@ -10,6 +10,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: int = 1
     name: str
+    run_id: str = ""  # the same in all starts, and in copies of the run in durable storage
     plan_sha256: str
     started_at: str  # ISO 8601, UTC
     world_size: int

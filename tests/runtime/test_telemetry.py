@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from toolkit.record import EvaluationRecord, RunRecord, StepRecord
@@ -13,6 +14,7 @@ from toolkit.runtime.telemetry import (
     EVALUATIONS,
     STEPS,
     Telemetry,
+    known_run_id,
     read_evaluations,
     read_run,
     read_steps,
@@ -35,7 +37,7 @@ def test_what_is_written_is_read(tmp_path: Path, run: RunRecord) -> None:
     telemetry.step(record(1, 2.5))
     telemetry.step(record(2, 2.0))
     assert [step.loss for step in read_steps(tmp_path)] == [2.5, 2.0]  # also before it is closed
-    assert read_run(tmp_path) == run
+    assert read_run(tmp_path) == msgspec.structs.replace(run, run_id=known_run_id(tmp_path))
     telemetry.close(0.25)
     told = read_run(tmp_path)
     assert (told.last_save_stall_seconds, told.ended_unix > told.process_started_unix) == (0.25, True)

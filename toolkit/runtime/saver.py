@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import ToolkitError, reason
-from toolkit.runtime import checkpoint, lease, manifest, skipped, storage, sums, telemetry, together
+from toolkit.runtime import checkpoint, lease, manifest, place, skipped, storage, sums, telemetry, together
 from toolkit.runtime.manifest import Manifest
 from toolkit.runtime.save_failed import CopyFailed
 from toolkit.runtime.together import Group
@@ -144,14 +144,20 @@ class Saver:
             print(f"note: cannot delete {error.filename or self.directory}: {reason(error)}", file=sys.stderr)
 
     def _upload(self, path: Path) -> None:
-        """Storage that is not there for a while must not end the run: the next checkpoint makes up for it."""
+        """Storage that is not there for a while must not end the run: the next checkpoint makes up for it.
+
+        Raises Taken where another run has the place by now, which goes on from what was copied.
+        """
         try:
+            sums.on_first(lambda: place.require(self.durable, self.directory), self.group, self.durable)
             storage.upload(path, self.durable, self.group)
             self._behind = None
             if self.group.rank == 0:
                 known = manifest.read(path)
                 skipped.discard_copies(self.durable, known.more.get(skipped.FACT) or ())
                 storage.prune(self.durable, self.keep, self.keep_every, known.step)
+        except place.Taken:
+            raise
         except ToolkitError as error:
             self._behind = path
             if self.group.rank == 0:
@@ -172,7 +178,8 @@ def start_from_durable(
     whether this run can go on from there. Damaged ones, also those found out on their way, are passed over. Every rank
     calls it. Raises ToolkitError on all where ``require`` does so, which is called on rank 0 with the facts of the
     newest one and its URL before anything is fetched; and where the storage cannot be read and the run has nothing of
-    its own: it would begin anew although there may be something to go on from.
+    its own: it would begin anew although there may be something to go on from. The place is this run's afterwards, or
+    Taken is raised (:mod:`toolkit.runtime.place`).
     """
     if not url:
         return None
@@ -180,13 +187,16 @@ def start_from_durable(
 
     def look() -> None:
         try:
-            found.extend(_newer(url, require, newer_than, usable))
+            if require is not None:  # before anything is written there
+                list(_newer(url, require, sys.maxsize, usable))
+            place.require(url, directory)
+            found.extend(_newer(url, None, newer_than, usable))
         except storage.Unreachable as error:
             if newer_than < 0:
                 raise
             print(f"note: {error.problems[0].message}; going on without it", file=sys.stderr)
 
-    sums.on_first(look, group, Path(url))
+    sums.on_first(look, group, url)
     for name in group.share(found)[0]:
         try:
             return storage.fetch(url, name, Path(directory), group).name

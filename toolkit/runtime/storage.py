@@ -53,12 +53,12 @@ def upload(path: Path, url: str, group: Group = ALONE) -> None:
     mine = shares.to_hash({name: each.bytes for name, each in known.files.items()}, group.hosts)[group.rank]
 
     def prepare() -> None:
-        with _opened(target) as (system, root):
+        with opened(target) as (system, root):
             if system.exists(f"{root}/{MANIFEST}"):
                 system.rm_file(f"{root}/{MANIFEST}")
 
     def copy() -> None:
-        with _opened(target) as (system, root):
+        with opened(target) as (system, root):
             for name in mine:
                 system.makedirs(_parent(f"{root}/{name}"), exist_ok=True)
                 with (path / name).open("rb", buffering=0) as source, system.open(f"{root}/{name}", "wb") as sink:
@@ -67,25 +67,25 @@ def upload(path: Path, url: str, group: Group = ALONE) -> None:
                     raise OSError(f"{path / name} is not what was committed (SHA-256 {total[:12]})")
 
     def declare() -> None:
-        with _opened(target) as (system, root), system.open(f"{root}/{MANIFEST}", "wb") as sink:
+        with opened(target) as (system, root), system.open(f"{root}/{MANIFEST}", "wb") as sink:
             sink.write(manifest.encode(known))
 
-    sums.on_first(prepare, group, Path(target))
-    sums.raise_any(Path(target), _on_all(copy, group), group)
-    sums.on_first(declare, group, Path(target))
+    sums.on_first(prepare, group, target)
+    sums.raise_any(target, _on_all(copy, group), group)
+    sums.on_first(declare, group, target)
 
 
 def fetch(url: str, name: str, directory: Path, group: Group = ALONE) -> Path:
     """Copy a checkpoint of durable storage into the run's own folder and commit it there; every rank calls it."""
     source = f"{url.rstrip('/')}/{name}"
     found: list[Manifest] = []
-    sums.on_first(lambda: found.append(read(source)), group, Path(source))
+    sums.on_first(lambda: found.append(read(source)), group, source)
     known = group.share(found)[0][0]
     path = checkpoint.begin(directory, known.step, group)
     mine = shares.to_hash({each: entry.bytes for each, entry in known.files.items()}, group.hosts)[group.rank]
 
     def copy() -> None:
-        with _opened(source) as (system, root):
+        with opened(source) as (system, root):
             for each in mine:
                 (path / each).parent.mkdir(parents=True, exist_ok=True)
                 with system.open(f"{root}/{each}", "rb") as origin, (path / each).open("wb") as sink:
@@ -101,7 +101,7 @@ def fetch(url: str, name: str, directory: Path, group: Group = ALONE) -> Path:
 
 def read(target: str) -> Manifest:
     """The manifest of a checkpoint in durable storage; raises NotThere, NoManifest, OfAnotherVersion, Unreachable."""
-    with _opened(target) as (system, root):
+    with opened(target) as (system, root):
         try:
             content = system.cat_file(f"{root}/{MANIFEST}")
         except FileNotFoundError as error:
@@ -111,7 +111,7 @@ def read(target: str) -> Manifest:
 
 def names(url: str) -> list[str]:
     """The names of what could be checkpoints, oldest step first."""
-    with _opened(url) as (system, root):
+    with opened(url) as (system, root):
         try:
             found = [str(each).rstrip("/").rpartition("/")[2] for each in system.ls(root, detail=False)]
         except FileNotFoundError:
@@ -128,7 +128,7 @@ def damage(target: str, deep: bool = False) -> list[Damage]:
         kind = "missing" if isinstance(error, NotThere) else kind
         return [Damage(MANIFEST, kind, error.problems[0].message)]
     found = []
-    with _opened(target) as (system, root):
+    with opened(target) as (system, root):
         for name, wanted in known.files.items():
             try:
                 size = int(system.size(f"{root}/{name}"))
@@ -171,7 +171,7 @@ def prune(url: str, keep: int = 2, keep_every: int = 0, saved: int | None = None
 
 def discard(target: str) -> None:
     """Delete a checkpoint of durable storage: its manifest first."""
-    with _opened(target) as (system, root):
+    with opened(target) as (system, root):
         if system.exists(f"{root}/{MANIFEST}"):
             system.rm_file(f"{root}/{MANIFEST}")
         if system.exists(root):  # a folder of an object store is gone with its last object
@@ -179,7 +179,7 @@ def discard(target: str) -> None:
 
 
 @contextmanager
-def _opened(url: str) -> Iterator[tuple[Any, str]]:
+def opened(url: str) -> Iterator[tuple[Any, str]]:
     """The file system of a URL and the path in it; whatever goes wrong there is a ToolkitError.
 
     Each storage has exceptions of its own, of which few are OSErrors (botocore's for a server that is not there, or

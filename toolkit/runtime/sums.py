@@ -76,7 +76,7 @@ def _wait_until_visible(path: Path, names: set[str]) -> None:
         time.sleep(0.5)
 
 
-def on_first(action: Callable[[], None], group: Group, what: Path) -> None:
+def on_first(action: Callable[[], None], group: Group, what: Path | str) -> None:
     """Run on rank 0; its failure is everybody's."""
     error: ToolkitError | str = ""
     if group.rank == 0:
@@ -92,7 +92,7 @@ def on_first(action: Callable[[], None], group: Group, what: Path) -> None:
     raise_any(what, [told] if told else [], group)
 
 
-def raise_any(what: Path, errors: list[str], group: Group = ALONE) -> None:
+def raise_any(what: Path | str, errors: list[str], group: Group = ALONE) -> None:
     """Raise a SaveFailed, which is a ToolkitError, with all of them, if there are any."""
     if errors:
         rank = rank_of(errors)

@@ -26,6 +26,7 @@ from toolkit import __version__
 from toolkit.record import EvaluationRecord, EventRecord, RunRecord, StepRecord
 from toolkit.runtime import durable, lease
 
+RUN_ID = "run_id"
 RUN, STEPS, EVALUATIONS, EVENTS = "run.json", "steps.jsonl", "evaluations.jsonl", "events.jsonl"
 PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "peft", "datasets", "megatron-core", "numpy")
 
@@ -95,7 +96,7 @@ class Telemetry:
             (folder / RUN).rename(folder / f"run.{earlier}.json")
             earlier += 1
         self._restart = earlier
-        self._record = msgspec.structs.replace(record, restart_count=earlier)
+        self._record = msgspec.structs.replace(record, restart_count=earlier, run_id=run_id(folder))
         self._write_run()
         self._file = _open_at_line_end(folder / STEPS)
 
@@ -149,6 +150,22 @@ class Telemetry:
                 self._record, last_save_stall_seconds=last_save_stall_seconds, ended_unix=time.time()
             )
             self._write_run()
+
+
+def known_run_id(directory: str | Path) -> str:
+    """The id that a run has had since its first start; "" before."""
+    path = Path(directory) / RUN_ID
+    return path.read_text(errors="replace").strip() if path.is_file() else ""
+
+
+def run_id(directory: str | Path, adopted: str = "") -> str:
+    """The same, made where there is none; ``adopted`` replaces it: the run goes on from another folder's copies."""
+    known = known_run_id(directory)
+    if not known or adopted not in ("", known):
+        known = adopted or os.urandom(8).hex()
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        durable.replace(Path(directory) / RUN_ID, f"{known}\n".encode())
+    return known
 
 
 def _open_at_line_end(path: Path) -> IO[bytes]:
