@@ -14,6 +14,7 @@ from typing import NoReturn
 from recipes import options, quiet, ranks, refusal
 from toolkit.errors import Problems, ToolkitError, reason
 from toolkit.runtime import failures, native_log, refused, signals
+from toolkit.runtime import place as durable_place
 from toolkit.runtime.lease import Lease
 from toolkit.runtime.outcome import Presence
 from toolkit.runtime.signals import StopRequest
@@ -113,7 +114,7 @@ def _alone(folder: Path) -> Iterator[None]:
         except ToolkitError as error:
             Presence(folder).say(f"refused {error.problems[0].message}")
             raise
-        stack.callback(place.leave)
+        stack.callback(durable_place.leave)
         yield
 
 
