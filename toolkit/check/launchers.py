@@ -30,6 +30,7 @@ SAME = {
 }  # fmt: skip
 PROGRAMS = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun",
             "accelerate.commands.launch": "accelerate", "deepspeed.launcher.runner": "deepspeed"}  # fmt: skip
+OUR_TORCHRUN = "toolkit.runtime.torchrun"
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,8 @@ def _launch(call: Call) -> Launch | None:
     words, name = list(call.words), call.name
     if name in ("python", "python3") or name.startswith("python3."):
         module, rest = _module(words[1:])
+        if module == OUR_TORCHRUN:
+            return _read("torchrun", call, rest[1:])  # after the output directory
         if module in PROGRAMS:
             return _read(PROGRAMS[module], call, rest)
         program = [word for word in words[1:] if word]

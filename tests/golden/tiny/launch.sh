@@ -114,7 +114,8 @@ if [ "${PREFLIGHT:-1}" != 0 ]; then
     --time-limit "$patience" "${preflight[@]}")
 fi
 
-torchrun=(torchrun
+# torchrun, that says what became of the run, and nothing where the program has; it comes with the program
+torchrun=("$python" -m toolkit.runtime.torchrun "$output_directory"
   --nnodes="$nodes"
   --nproc-per-node="$processes_per_node"
   # without SIGUSR1 in this list the signal kills torchrun, and nothing is saved
@@ -165,6 +166,4 @@ if [ "${#preflight[@]}" -gt 0 ]; then                     # of this machine by i
   fi
 fi
 echo "start: $nodes x $processes_per_node processes of $program, output in $output_directory"
-# torchrun, whose exit code and last words follow outcome.json; by the interpreter that torchrun belongs to
-exec "$python" -m toolkit.runtime.torchrun "$output_directory" "${torchrun[@]:1}" --max-restarts=0 \
-  -m "$program" "${arguments[@]}"
+exec "${torchrun[@]}" --max-restarts=0 -m "$program" "${arguments[@]}"

@@ -85,7 +85,8 @@ if [ "${PREFLIGHT:-1}" != 0 ]; then
     --time-limit "$patience" "${preflight[@]}")
 fi
 
-torchrun=(torchrun
+# torchrun, that says what became of the run, and nothing where the program has; it comes with the program
+torchrun=("$python" -m toolkit.runtime.torchrun "$output_directory"
   --nnodes="$nodes"
   --nproc-per-node="$processes_per_node"
   # without SIGUSR1 in this list the signal kills torchrun, and nothing is saved

@@ -41,6 +41,4 @@ if [ "${#preflight[@]}" -gt 0 ]; then                     # of this machine by i
   fi
 fi
 echo "start: $nodes x $processes_per_node processes of $program, output in $output_directory"
-# torchrun, whose exit code and last words follow outcome.json; by the interpreter that torchrun belongs to
-exec "$python" -m toolkit.runtime.torchrun "$output_directory" "${torchrun[@]:1}" --max-restarts=0 \
-  -m "$program" "${arguments[@]}"
+exec "${torchrun[@]}" --max-restarts=0 -m "$program" "${arguments[@]}"

@@ -76,9 +76,8 @@ prepare_attempt() {
     launch=(python3 -m "$program" "${arguments[@]}")
   else
     export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
-    # torchrun, that says what became of the run, and nothing where the program has; it comes with the program
-    launch=("$python" -m toolkit.runtime.torchrun "$output_directory" "${torchrun[@]:1}" --max-restarts=0
-      --rdzv-backend=c10d --rdzv-endpoint="$meeting:$port" --rdzv-id="$TOOLKIT_ATTEMPT" -m "$program" "${arguments[@]}")
+    launch=("${torchrun[@]}" --max-restarts=0 --rdzv-backend=c10d --rdzv-endpoint="$meeting:$port"
+      --rdzv-id="$TOOLKIT_ATTEMPT" -m "$program" "${arguments[@]}")
   fi
   launch=("${in_container[@]}" "${launch[@]}")
 }
