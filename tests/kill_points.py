@@ -27,6 +27,7 @@ from tests.killing.faults import Fault, Journal
 from toolkit.runtime import checkpoint
 
 PAGE = Path(__file__).parents[1] / "docs" / "checkpoints.md"
+TELL_SECONDS = 10.0
 HOSTS = {2: ["a", "a"], 4: ["a", "a", "b", "b"]}
 
 
@@ -249,8 +250,14 @@ def main() -> int:
     if options.gloo:
         import torch.distributed  # noqa: F401  (once, before the ranks are forked)
     scenarios = tuple(each for each in SCENARIOS if options.scenarios in each.name)
+    told = 0.0
     for row in table(options.ranks, options.kinds, scenarios, options.gloo):
         rows.append(row)
+        if time.perf_counter() - told > TELL_SECONDS:
+            told = time.perf_counter()
+            lost = sum(bool(each.problems) for each in rows)
+            where = f"{row.ranks} ranks, {row.scenario}, {row.kind}"
+            print(f"{told - started:.0f} s: {len(rows)} faults, {lost} lost something; now {where}", file=sys.stderr)
         if options.each or row.problems:
             print(
                 f"{row.scenario} | {row.ranks} ranks | {row.kind} at {row.number} of rank {row.rank}: {row.operation}"
