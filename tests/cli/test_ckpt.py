@@ -1,15 +1,17 @@
 """``toolkit ckpt`` on folders of frameworks, on runs of our own, and in durable storage."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from tests.runtime.test_found import deepspeed, hugging_face
+from toolkit.cli import ckpt_rows
 from toolkit.cli.ckpt import command
-from toolkit.errors import ToolkitError
-from toolkit.runtime import checkpoint, storage
+from toolkit.errors import NoFeasiblePlan, ToolkitError
+from toolkit.runtime import checkpoint, found, storage
 from toolkit.runtime.lease import Lease
 
 
@@ -54,6 +56,37 @@ def test_latest_picks_tells_and_writes(cut: Path) -> None:
     call("latest", cut, "--write")
     assert (cut / "latest").read_text() == "global_step400\n"
     assert json.loads(call("latest", cut, "--json").output)["pointer"]["holds"] == "global_step400"
+
+
+def test_a_save_that_is_under_way_is_no_finding(tmp_path: Path) -> None:
+    """Beside a live run; where nobody writes, the same folder is what a kill has left."""
+    half = checkpoint.begin(run_of(tmp_path, 1), 2)
+    (half / "model.safetensors").write_bytes(b"half of")
+    with Lease(tmp_path):
+        done = call("verify", tmp_path)
+        assert done.exit_code == 0, done.output
+        assert "checkpoint-2: not committed: being saved, or deleted, by process " in done.output
+        assert "broken" not in done.output + call("list", tmp_path).output
+        answer = json.loads(call("verify", half, "--json").output)["checkpoints"][0]
+        assert answer["under_way"].startswith("process ") and not answer["valid"]
+        (tmp_path / "checkpoint-1" / "state.bin").write_bytes(b"torn")
+        done = call("verify", tmp_path)
+        assert isinstance(done.exception, NoFeasiblePlan) and "1 of 2 broken: checkpoint-1" in str(done.exception)
+        shutil.rmtree(tmp_path / "checkpoint-1")
+        assert call("list", tmp_path).exit_code == 0  # its first save
+    done = call("verify", tmp_path)
+    assert isinstance(done.exception, NoFeasiblePlan) and "1 of 1 broken: checkpoint-2" in str(done.exception)
+    assert "the save was not finished" in done.output
+
+
+def test_what_a_run_commits_while_it_is_looked_at_is_valid(tmp_path: Path) -> None:
+    path = checkpoint.begin(run_of(tmp_path, 1), 2)
+    (path / "state.bin").write_bytes(b"2")
+    seen = found.look(tmp_path)[-1]
+    checkpoint.commit(path, {"step": 2})
+    (path / "model.safetensors").write_bytes(b"an extra one that is torn")
+    told = ckpt_rows.row(seen, deep=True)
+    assert (seen.kind, told["kind"], told["valid"], told["under_way"]) == ("huggingface", "toolkit", True, "")
 
 
 def test_verify_of_one_checkpoint_sends_to_the_run_for_another(cut: Path) -> None:

@@ -61,7 +61,7 @@ def list_command(directory: str, as_json: bool) -> None:
         click.echo(json.dumps({"checkpoints": rows, "newest_valid": newest}, indent=2))
     else:
         _list(directory, found, rows, newest)
-    if rows and newest is None:
+    if rows and newest is None and not any(each["under_way"] for each in rows):
         raise NoFeasiblePlan(
             f"none of the {len(rows)} checkpoints in {directory} is complete",
             remedy=f"toolkit ckpt verify {shlex.quote(directory)} names what is damaged",
@@ -74,6 +74,7 @@ def _list(directory: str, found: list[Any], rows: list[dict[str, Any]], newest: 
         more = sum(each["fatal"] for each in shown["damage"]) - 1
         state = _unread(shown) if first is None else f"broken: {first['file']}: {first['text']}"
         state += f" (and {more} more)" if more > 0 else ""
+        state = _under_way(shown) or state
         click.echo(f"{shown['name']:<20} {shown['kind']:<12} {shown['size']:>10}  {state}")
     if not rows:
         click.echo(f"no checkpoints in {directory}")
@@ -84,6 +85,11 @@ def _list(directory: str, found: list[Any], rows: list[dict[str, Any]], newest: 
         chosen = next(each for each in found if each.name == newest)
         for line in pointer(directory, chosen, broken, write=False)["text"]:
             click.echo(line)
+
+
+def _under_way(shown: dict[str, Any]) -> str:
+    """Of one that a run saves or deletes in this moment; empty of others."""
+    return f"not committed: being saved, or deleted, by {shown['under_way']}" if shown["under_way"] else ""
 
 
 def _unread(shown: dict[str, Any]) -> str:
@@ -105,6 +111,7 @@ def _unread(shown: dict[str, Any]) -> str:
 def verify_command(directory: str, quick: bool, ranks_per_node: int, as_json: bool) -> None:
     """Read every checkpoint of DIR, or DIR itself, and name what is damaged, file by file; exit code 1 if any is.
 
+    One that a run saves in this moment is told, and is not damaged.
     Of a checkpoint that this toolkit has not committed, what its formats tell: each file by itself, the shards and
     random states of all ranks, what indexes name. Of its own also every sum, and whether ranks, step, position in the
     data and contract are those of one moment of one run.
@@ -119,6 +126,9 @@ def verify_command(directory: str, quick: bool, ranks_per_node: int, as_json: bo
         noted = next((each["name"] for each in reversed(rows) if each["notes"]), None)  # much the same for each
         for shown, name in ((plain(each), each["name"]) for each in rows):
             state = "broken" if not shown["valid"] else _unread(shown) if quick else "valid"
+            if shown["under_way"]:
+                click.echo(f"{shown['name']}: {_under_way(shown)}")
+                continue
             if not shown["committed"]:
                 state = f"{'looks whole' if shown['valid'] else 'broken'}, not committed by this toolkit"
             click.echo(f"{shown['name']}: {state}, {shown['files']} files, {shown['size']}")
@@ -126,7 +136,7 @@ def verify_command(directory: str, quick: bool, ranks_per_node: int, as_json: bo
                 click.echo(f"  note       {note}")
             for each in shown["damage"]:
                 click.echo(f"  {each['kind']:<10} {each['file']}: {each['text']}")
-    broken = [plain(each)["name"] for each in rows if not each["valid"]]
+    broken = [plain(each)["name"] for each in rows if not each["valid"] and not each["under_way"]]
     if broken:
         raise NoFeasiblePlan(
             f"{len(broken)} of {len(rows)} broken: {', '.join(broken)}",

@@ -56,7 +56,26 @@ def look(directory: str) -> tuple[str, list[Any]]:
 
 
 def row(found: Found | Remote, deep: bool) -> dict[str, Any]:
-    """One checkpoint as plain data; ``deep``: sums are taken."""
+    """One checkpoint as plain data; ``deep``: sums are taken. ``under_way`` names the run that saves or deletes it now.
+
+    Such a one is neither valid nor broken. A run may also have committed it since it was first looked at.
+    """
+    made = _row(found, deep)
+    if made["valid"] or isinstance(found, Remote):
+        return made | {"under_way": ""}
+    from toolkit.runtime import checkpoint, holder, manifest
+    from toolkit.runtime.found import Found
+
+    path, who = found.path, ""
+    if checkpoint.NAME.fullmatch(path.name):
+        if not (path / manifest.MANIFEST).exists():
+            who = holder.whose(path.parent)
+        elif not made["committed"]:
+            made = _row(Found(path, "toolkit", found.step), deep)
+    return made | {"under_way": who}
+
+
+def _row(found: Found | Remote, deep: bool) -> dict[str, Any]:
     from toolkit.runtime import manifest, storage
     from toolkit.units import format_bytes
 
