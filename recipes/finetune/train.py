@@ -214,7 +214,7 @@ def _train(
         guard.train_from(trainer, start.path)
     step = trainer.state.global_step
     with options.watchdog.section("last save", step):
-        record.saver.close()
+        record.saver.close(goes_on=step < last)
     last_stall = record.saver.take_stall_seconds()
     if step < last:
         telemetry.close(last_stall)

@@ -173,7 +173,7 @@ def train(
         say(f"step {step}/{total}  loss {loss:.4f}  learning rate {rate:.3g}  {written.seconds:.2f} s", flush=True)
         if back.look(step, loss, gradient_norm, lambda: model.loss_scale_can_fall(built.optimizer)):
             options.watchdog.enter("going back", step)
-            saves.close()
+            saves.wait()
             back.go_back()
             again = checkpoints.resume(plan, folder, built, text.sha256)  # what it left is in durable storage too
             assert again is not None  # it has just been looked at
@@ -193,7 +193,7 @@ def train(
         if stopped and step < last:
             break
     with options.watchdog.section("last save", step):
-        saves.close()
+        saves.close(goes_on=stopped and step < last)
     telemetry.close(saves.saver.take_stall_seconds())
     if stopped and step < last:
         say(f"stopped after step {step} of {total} ({stop.reason}); the same command goes on from there", flush=True)

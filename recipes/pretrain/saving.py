@@ -54,11 +54,17 @@ class Saves:
                 self._queue.maybe_finalize_async_calls(blocking=False)
         return self.saver.take_stall_seconds()
 
-    def close(self) -> None:
-        """Until all is saved."""
+    def wait(self) -> None:
+        """Until nothing is being saved."""
         with self.saver.stalling():
             self._finish_writing()
-            self.saver.close()
+            self.saver.wait()
+
+    def close(self, goes_on: bool) -> None:
+        """The start ends here: until all is saved, also in durable storage."""
+        with self.saver.stalling():
+            self._finish_writing()
+            self.saver.close(goes_on)
 
     def _finish_writing(self) -> None:
         if self._queue is not None:

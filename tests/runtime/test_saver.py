@@ -142,6 +142,10 @@ def test_storage_that_is_away_for_a_while_costs_nothing(
     monkeypatch.setattr(storage, "upload", upload)
     saver.close()  # the end of the run: once more
     assert storage.newest(far) == "checkpoint-3"
+    monkeypatch.setattr(storage, "upload", away)
+    save(saver, 4)
+    saver.close(goes_on=True)  # a run that was asked to stop is started again
+    assert f"{far} is away; it is tried again by the next start" in capsys.readouterr().err
 
 
 def test_a_last_copy_that_is_refused_is_no_wrong_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,10 +80,11 @@ class Saver:
             error, self._error = self._error, None
             raise error
 
-    def close(self) -> None:
+    def close(self, goes_on: bool = False) -> None:
         """The run ends here: until all is saved; a copy that durable storage refused is tried once more.
 
-        Also one that it has refused an earlier start, which had trained to the end. Raises CopyFailed on all ranks.
+        Also one that it has refused an earlier start, which had trained to the end. Raises CopyFailed on all ranks,
+        but of a run that ``goes_on``, which was asked to stop and must be started again: its next copy makes up for it.
         """
         with self.stalling():
             self.wait()
@@ -92,14 +93,24 @@ class Saver:
             try:
                 behind = self._behind or (self._left_behind() if self.saved_step < 0 else None)
                 if behind is not None:
-                    storage.upload(behind, self.durable, self.group)
+                    self._copy(behind)
+            except place.Taken:
+                raise
             except ToolkitError as error:
                 said = error.problems[0]
+                if goes_on:
+                    if self.group.rank == 0:
+                        print(f"note: {said.message}; it is tried again by the next start", file=sys.stderr)
+                    return
                 raise CopyFailed(
                     f"the newest checkpoint is whole in {self.directory}, and was not copied: {said.message}",
                     remedy=f"{said.remedy}; then the same command copies it",
                 ) from error
             self._behind = None
+
+    def _copy(self, path: Path) -> None:
+        sums.on_first(lambda: place.require(self.durable, self.directory), self.group, self.durable)
+        storage.upload(path, self.durable, self.group)
 
     def _left_behind(self) -> Path | None:
         """The newest checkpoint of the run, where durable storage has not got it; the same on every rank."""
@@ -109,7 +120,7 @@ class Saver:
             whole = checkpoint.complete(self.directory)[-1:]
             found.extend(each.name for each in whole if storage.damage(f"{self.durable.rstrip('/')}/{each.name}"))
 
-        sums.on_first(look, self.group, Path(self.durable))
+        sums.on_first(look, self.group, self.durable)
         names = self.group.share(found)[0]
         return self.directory / names[0] if names else None
 
@@ -149,8 +160,7 @@ class Saver:
         Raises Taken where another run has the place by now, which goes on from what was copied.
         """
         try:
-            sums.on_first(lambda: place.require(self.durable, self.directory), self.group, self.durable)
-            storage.upload(path, self.durable, self.group)
+            self._copy(path)
             self._behind = None
             if self.group.rank == 0:
                 known = manifest.read(path)
