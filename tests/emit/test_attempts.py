@@ -127,6 +127,13 @@ def test_a_request_before_anything_has_begun_requeues(cluster: FakeCluster) -> N
     assert "requeue: asked before the program had begun" in done.stdout
 
 
+def test_a_request_that_left_no_time_to_tell_requeues(cluster: FakeCluster) -> None:
+    """The launcher ends with 0 then, so that it ends no other node's task."""
+    done = run(cluster, "say asked SIGTERM; exit 0")
+    assert done.returncode == 0 and requeued(cluster), done.stderr
+    assert "requeue: SIGTERM, and ended before it had saved" in done.stdout
+
+
 def test_the_signal_that_killed_is_told(cluster: FakeCluster) -> None:
     text = (
         '[ $node = 1 ] && { outcome failed peer "killed by SIGKILL (somebody)"; exit 1; }; sleep 0.3; say failed peer'

@@ -1,5 +1,6 @@
 """The launcher of launch.sh: exit codes and last words of a run's ends, with torchrun's own processes."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -178,11 +179,20 @@ def test_in_a_job_a_stop_ends_no_task_of_another_node(tmp_path: Path, monkeypatc
     assert torchrun._ended(None, None, asked, held, str(tmp_path)) == 0  # rank 0 tells, on another node
 
 
-def test_in_a_job_a_failure_is_told_once(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> None:
+def test_in_a_job_a_failure_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv(outcome.ATTEMPT_VARIABLE, "7-0-0")
     found = Outcome(state="failed", kind="code", step=7, node="n1", reason="ValueError: x", attempt="7-0-0")
     assert torchrun._ended(found, None, torchrun.Requests(), torchrun.Held()) == 1
-    assert capfd.readouterr().err == ""
+    held, asked = torchrun.Held(), torchrun.Requests()
+    held.records.append(logging.makeLogRecord({"name": "x", "levelno": logging.WARNING, "msg": "Received 15"}))
+    asked.first = signal.SIGTERM  # of srun, after a failure on another node, of which this one has seen the end
+    witness = Outcome(state="failed", kind="peer", reason="reset by peer", attempt="7-0-0")
+    assert torchrun._ended(witness, None, asked, held) == 1
+    assert capfd.readouterr().err == caplog.text == ""
+    held.release()
+    assert "Received 15" in caplog.text
 
 
 @pytest.mark.parametrize(

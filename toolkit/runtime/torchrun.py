@@ -221,6 +221,8 @@ def _ended(
     code = failed.get_first_failure()[1].exitcode if failed is not None else 1
     if code in (REFUSED, HUNG, DIVERGED):
         return code
+    if _in_a_job() and failed is None and requests.first is not None:
+        return 1  # srun has ended this task after another one's failure
     held.release()
     if failed is not None:
         _say(str(failed).strip())

@@ -49,7 +49,7 @@ hung() {
 # that of the job where it stops: the one that launch.sh ends with.
 judge() {
   result='' culprits='' cause='' code=$rc
-  local state kind file word value node said killed='' came=0
+  local state kind file word value node said killed='' came=0 asked=''
   state=$(outcome_of state) kind=$(outcome_of kind)
   if [ -e "$output_directory/FINISHED" ]; then result=finished; return; fi
   for file in "$attempt_folder"/[0-9]*; do               # the words of each rank: who came and said no more was killed
@@ -59,6 +59,7 @@ judge() {
       case $word in
         here) node=$value ;;
         refused) result=refused cause=$value ;;          # somebody else trains in this directory
+        asked) asked=$value said="$said $word" ;;
         *) said="$said $word" ;;
       esac
     done <"$file"
@@ -88,6 +89,10 @@ judge() {
   culprits=''
   if [ "$stop_requested" = 1 ] || [ "$state" = stopped ]; then
     result=stopped cause=$(outcome_of reason)
+    return
+  fi
+  if [ "$rc$state" = 0 ] && [ -n "$asked" ]; then        # ended before it could tell, say by torchrun's patience
+    result=stopped cause="$asked, and ended before it had saved"
     return
   fi
   if [ "$state" = failed ]; then result=fault; return; fi             # all are witnesses: peer, or hang
