@@ -67,11 +67,12 @@ def row(found: Found | Remote, deep: bool) -> dict[str, Any]:
     from toolkit.runtime.found import Found
 
     path, who = found.path, ""
-    if checkpoint.NAME.fullmatch(path.name):
-        if not (path / manifest.MANIFEST).exists():
-            who = holder.whose(path.parent)
-        elif not made["committed"]:
-            made = _row(Found(path, "toolkit", found.step), deep)
+    with contextlib.suppress(OSError):  # told as damage
+        if checkpoint.NAME.fullmatch(path.name):
+            if not (path / manifest.MANIFEST).exists():
+                who = holder.whose(path.parent)
+            elif not made["committed"]:
+                made = _row(Found(path, "toolkit", found.step), deep)
     return made | {"under_way": who}
 
 

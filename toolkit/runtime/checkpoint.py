@@ -28,15 +28,27 @@ from typing import Any
 import msgspec
 
 from toolkit.errors import ToolkitError, reason
-from toolkit.runtime import durable, lease, manifest, retention, shares, sums
+from toolkit.runtime import durable, lease, manifest, retention, sums
+from toolkit.runtime.inventory import (
+    NAME,
+    SET_ASIDE,
+    choose,
+    complete,
+    every,
+    inside,
+    is_complete,
+    named,
+    newest_valid,
+    verify,
+)
 from toolkit.runtime.manifest import MANIFEST, Damage, FileEntry, Manifest
 from toolkit.runtime.together import ALONE, Group
 
-__all__ = ["MANIFEST", "Damage", "FileEntry", "Manifest"]  # by these names they are read from here as well
+# by these names they are read from here as well
+__all__ = ["MANIFEST", "NAME", "SET_ASIDE", "Damage", "FileEntry", "Manifest", "choose", "complete", "is_complete"]
+__all__ += ["newest_valid", "verify"]
 
 FINISHED, LATEST = "FINISHED", "latest"
-# the name that the Hugging Face Trainer gives; ".old" while one of the same step is written anew
-NAME, SET_ASIDE = re.compile(r"checkpoint-(\d+)(\.old)?"), re.compile(r"incomplete-(\d+)(\.old)?")
 HALF_WRITTEN = re.compile(rf"\.({LATEST}|{FINISHED})\.\d+")
 
 
@@ -72,7 +84,7 @@ def begin(directory: str | Path, step: int, group: Group = ALONE, require: Calla
 def _make_room(folder: Path, step: int) -> None:
     """Delete what was set aside of steps up to this one, where there is a whole one: the disk may be full of it."""
     with contextlib.suppress(OSError, ToolkitError):  # tried again by the next prune
-        doomed = [path for path, other in _named(folder, SET_ASIDE) if other <= step]
+        doomed = [path for path, other in named(folder, SET_ASIDE) if other <= step]
         for path in doomed if doomed and complete(folder) else ():
             durable.remove_tree(path)
 
@@ -119,81 +131,6 @@ def facts(checkpoint: str | Path) -> dict[str, Any]:
     return manifest.flat(manifest.read(checkpoint))
 
 
-def is_complete(checkpoint: Path) -> bool:
-    """Whether there is a readable manifest, and each of its files with the right size."""
-    try:
-        return not manifest.damage(checkpoint, manifest.read(checkpoint), deep=False)
-    except ToolkitError:
-        return False
-
-
-def complete(directory: str | Path) -> list[Path]:
-    """The checkpoints of a run that look whole by manifest and sizes, oldest step first."""
-    return [path for path in _all(directory) if is_complete(path)]
-
-
-def verify(checkpoint: str | Path, group: Group = ALONE, deep: bool = True) -> list[Damage]:
-    """All that is wrong with a checkpoint, by file; hashing is shared out over the ranks, which all get the answer."""
-    path = Path(checkpoint)
-    try:
-        known = manifest.read(path)
-        sizes = {name: each.bytes for name, each in known.files.items()}
-        mine = manifest.damage(path, known, shares.to_hash(sizes, group.hosts)[group.rank], deep)
-        mine += _beside_the_sums(path, known) if group.rank == 0 else []
-    except ToolkitError as error:
-        kind = "later" if isinstance(error, manifest.OfAnotherVersion) else "unreadable"
-        mine = [Damage(MANIFEST, kind if os.path.lexists(path / MANIFEST) else "missing", error.problems[0].message)]
-    found = dict.fromkeys(each for part in group.share(mine) for each in part)  # several may not read the manifest
-    return sorted(found, key=lambda each: each.file)
-
-
-def _beside_the_sums(path: Path, known: Manifest) -> list[Damage]:
-    found = []
-    try:
-        extra = sorted(set(manifest.file_names(path)) - set(known.files))
-        found += [Damage(name, "extra", "the manifest does not have it") for name in extra]
-    except OSError as error:
-        found.append(Damage(Path(error.filename or path).name, "unreadable", error.strerror or str(error)))
-    match = NAME.fullmatch(path.name)
-    if match and int(match[1]) != known.step:
-        found.append(Damage(MANIFEST, "inconsistent", f"it is of step {known.step}, the folder's name of another"))
-    return found
-
-
-def newest_valid(directory: str | Path, group: Group = ALONE, deep: bool = True) -> Path | None:
-    """The newest checkpoint whose every file is as its manifest says; None where there is none."""
-    return choose(directory, group, deep)[0]
-
-
-def choose(directory: str | Path, group: Group = ALONE, deep: bool = True) -> tuple[Path | None, list[Path]]:
-    """The newest valid checkpoint, and the newer ones that are damaged, the oldest first; the same on every rank.
-
-    Those that only cannot be read now are passed over too, and are in neither. Raises ToolkitError on every rank where
-    one of them does not see what rank 0 sees: it would go on from another checkpoint than the others.
-    """
-    found: list[Path] = []
-    sums.on_first(lambda: found.extend(complete(directory)), group, Path(directory))
-    damaged: list[Path] = []
-    for path in reversed(group.share(found)[0]):
-        _require_visible(path, group)
-        kinds = {each.kind for each in verify(path, group, deep) if each.fatal}
-        if not kinds:
-            return path, damaged[::-1]
-        if not kinds & {"unreadable", "later"}:
-            damaged.append(path)
-    return None, damaged[::-1]
-
-
-def _require_visible(path: Path, group: Group) -> None:
-    seen = group.share(os.path.lexists(path / MANIFEST))
-    blind = [rank for rank, sees in enumerate(seen) if not sees]
-    if seen[0] and blind:
-        raise ToolkitError(
-            f"rank {blind[0]} on {group.hosts[blind[0]]} does not see {path}, which rank 0 on {group.hosts[0]} sees",
-            remedy="the output directory must be on storage that all nodes share",
-        )
-
-
 def set_aside_incomplete(directory: str | Path) -> list[Path]:
     """What a start does first, on one rank: rename torn checkpoints to ``incomplete-N``; returns these.
 
@@ -203,12 +140,12 @@ def set_aside_incomplete(directory: str | Path) -> list[Path]:
     version of this toolkit has saved: the run would go on from older ones, and these be deleted in time.
     """
     folder = Path(directory)
-    torn = [path for path in _all(directory) if _is_torn(path)]
-    for path in _inside(folder):
+    torn = [path for path in every(directory) if _is_torn(path)]
+    for path in inside(folder):
         if HALF_WRITTEN.fullmatch(path.name):
             durable.remove(path)
     moved = [_set_aside(path) for path in torn]
-    for old in [path for path in _all(folder) if path.name.endswith(".old")]:
+    for old in [path for path in every(folder) if path.name.endswith(".old")]:
         path = old.with_name(old.name.removesuffix(".old"))
         if is_complete(path):
             discard(old)
@@ -251,7 +188,7 @@ def prune(directory: str | Path, keep: int = 2, keep_every: int = 0, saved: int 
         whole = {path: step for path, step in whole.items() if step <= saved}
     gone = retention.doomed(whole.items(), keep, keep_every)
     newest = max(whole.values(), default=-1)
-    aside = [path for path, step in _named(directory, SET_ASIDE) if step <= newest]
+    aside = [path for path, step in named(directory, SET_ASIDE) if step <= newest]
     errors = []
     for path in (*gone, *aside):
         try:
@@ -306,24 +243,3 @@ def _is_torn(path: Path) -> bool:
         unread = isinstance(error.__cause__, OSError)
         return not unread or isinstance(error.__cause__, FileNotFoundError | NotADirectoryError)
     return any(each.kind != "unreadable" for each in found)
-
-
-def _all(directory: str | Path) -> list[Path]:
-    return [path for path, _ in _named(directory, NAME)]
-
-
-def _named(directory: str | Path, name: re.Pattern[str]) -> list[tuple[Path, int]]:
-    """Folders and steps, the oldest step first; of one step the one that is being replaced first."""
-    folder = Path(directory)
-    found = [(int(match[1]), not match[2], path) for path in _inside(folder) if (match := name.fullmatch(path.name))]
-    return [(path, step) for step, _, path in sorted(found)]
-
-
-def _inside(folder: Path) -> list[Path]:
-    """What a folder holds, nothing where there is none; raises ToolkitError where this user may not look."""
-    try:
-        return list(folder.iterdir()) if folder.is_dir() else []
-    except OSError as error:
-        raise ToolkitError(
-            f"cannot read {folder}: {reason(error)}", remedy="ask for the right to, or give another --output-dir"
-        ) from error

@@ -135,10 +135,14 @@ class Claim:
 
     def _read(self) -> Mark | None:
         with storage.opened(self.url) as (system, root):
-            try:
-                return msgspec.json.decode(system.cat_file(f"{root}/{MARK}"), type=Mark)
-            except (FileNotFoundError, msgspec.MsgspecError):  # none, or torn by a kill
-                return None
+            for _ in range(5):
+                try:
+                    return msgspec.json.decode(system.cat_file(f"{root}/{MARK}"), type=Mark)
+                except FileNotFoundError:
+                    return None
+                except msgspec.MsgspecError:  # a file is not written in one step, as an object is
+                    time.sleep(0.1)
+            return None  # torn by a kill
 
     def _write(self, mark: Mark) -> None:
         with storage.opened(self.url) as (system, root):
