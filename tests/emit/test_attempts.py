@@ -465,3 +465,12 @@ def test_directives_of_direct_srun() -> None:
     assert "#SBATCH --signal=USR1@260" in lines  # to the processes: without B: the script would not get it
     tiny = plans.all_plans()["tiny"]
     assert "#SBATCH --cpus-per-task=1" in slurm.directives(tiny, "srun")
+
+
+def test_an_srun_that_does_not_end_after_the_attempt_is_ended(cluster: FakeCluster) -> None:
+    """As where the slurmstepd of a node has been killed; no other step would begin in this allocation."""
+    text = "[ $node = 1 ] && peer; (peer); exec sleep 20 >/dev/null 2>&1"
+    done = run(cluster, text, STEP_END_SECONDS="1")
+    assert done.returncode == 0, done.stderr
+    assert "requeue: srun did not end after the attempt had" in done.stdout and requeued(cluster)
+    assert [line["then"] for line in restarts(cluster)] == ["requeue"]

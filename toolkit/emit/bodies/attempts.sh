@@ -88,9 +88,9 @@ request_stop() {
 }
 trap request_stop USR1
 
-# For the step that was started last, in the background: the shell runs no trap while it waits for one in the foreground.
+# For a step in the background, the one that was started last: the shell runs no trap while it waits in the foreground.
 await_step() {
-  srun_pid=$!
+  srun_pid=${1:-$!}
   if [ "$stop_requested" = 1 ]; then kill -USR1 "$srun_pid" 2>/dev/null || true; fi
   while :; do
     rc=0
@@ -100,14 +100,39 @@ await_step() {
   srun_pid=
 }
 
+# In 22.05 srun waits for ever for a node whose slurmstepd was killed, though no process of the step is there any more:
+# it is ended so many seconds after the attempt has told how it ended. Ages are differences of times of the file server.
+end_stuck_step() (
+  local patience told pause=''
+  trap '' USR1
+  trap 'kill "$pause"; exit' TERM
+  patience=${STEP_END_SECONDS:-$((2 * stop_seconds + 60))}
+  while kill -0 "$1"; do
+    sleep $((patience < 15 ? patience : 15)) &
+    pause=$!
+    wait "$pause"
+    if [ -n "$(outcome_of state)" ] && touch -- "$attempt_folder/now" &&
+      told=$(stat -c %Y -- "$output_directory/outcome.json"); then
+      if [ $(($(stat -c %Y -- "$attempt_folder/now") - told)) -lt "$patience" ]; then continue; fi
+      : >"$attempt_folder/stuck"
+      kill -KILL "$1"
+    fi
+  done
+)
+
 run_attempt() {
+  local started watcher
   echo "start: job $SLURM_JOB_ID restart $restart attempt $attempt, $nodes x $processes_per_node =" \
     "$planned_processes processes of $program with $launcher"
   echo "nodes: ${hosts//$'\n'/ } rendezvous: $meeting:$port output: $output_directory"
   rc=0
   if [ "$stop_requested" = 1 ]; then return; fi
   "${step[@]}" "${container_options[@]}" bash -c "$on_each_node" on_each_node "$launcher" "$gpus_per_node" "${launch[@]}" &
-  await_step
+  started=$!
+  end_stuck_step "$started" </dev/null >/dev/null 2>&1 &
+  watcher=$!
+  await_step "$started"
+  kill "$watcher" 2>/dev/null || true
 }
 
 # Before each attempt: what ended the last one may be a node that has gone bad. Exit code 76: preflight.json names bad nodes, and the job starts again without
@@ -167,6 +192,10 @@ while :; do
     give_up "$cause"
   fi
   find_silent_nodes
+  if [ -e "$attempt_folder/stuck" ]; then
+    cause="srun did not end after the attempt had${cause:+; $cause}"   # and no other would begin in this allocation
+    requeue_without ""
+  fi
   if [ "$stop_requested" = 1 ]; then requeue_without ""; fi
   case $cause in *" does not answer"*) requeue_without "$culprits" ;; esac
   if [ "$(outcome_of kind)" = device ]; then requeue_without "$culprits"; fi
