@@ -15,7 +15,7 @@ import random
 import time
 from collections.abc import Callable
 
-from tests.cluster import slurm
+from tests.cluster import operator_work, slurm
 from tests.cluster.runs import Run
 from toolkit.runtime import outcome
 from toolkit.runtime.checkpoint import FINISHED
@@ -85,8 +85,11 @@ def section(run: Run) -> str:
 
 
 def _until(run: Run, condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + LONG
+    end, mended = time.monotonic() + LONG, time.monotonic()
     while not condition():
+        if time.monotonic() > mended + 30 and run.job(older=0.5)["JobState"] == "PENDING":
+            mended = time.monotonic()
+            operator_work.mend(run)
         if (run.output / FINISHED).exists() or over(run):
             raise TooLate
         if time.monotonic() > end:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from tests.cluster import file_faults, process_faults, slurm_faults
 from tests.cluster.moments import END, EVALUATION, MOMENTS, PENDING, PREFLIGHT, SAVE, START_UP, STEP
-from tests.cluster.process_faults import NODES
 from tests.cluster.runs import Run
 from tests.cluster.slurm import Cluster
 
@@ -20,7 +19,7 @@ TORCHRUN, SRUN = "torchrun", "srun"
 
 @dataclass(frozen=True)
 class Kind:
-    """``inject`` tells what exactly it did. ``noticed``: the script or Slurm must see it. ``ends``: so does the job."""
+    """``inject`` tells what exactly it did. ``noticed``: the script or Slurm must see it. ``ends``: the job may."""
 
     name: str
     inject: Callable[[Cluster, Run, random.Random], str]
@@ -58,30 +57,6 @@ KINDS = (
     Kind("newest checkpoint damaged", file_faults.damage, (PENDING, *TRAINING), 2),
     Kind("latest deleted", file_faults.lose_latest, (PENDING, *TRAINING), 1),
     Kind("the disk is full for a while", file_faults.fill_disk, TRAINING, 2, ends=True, small=True),
-    Kind("slurmctld is killed, starts again", slurm_faults.restart_controller, MOMENTS, 0.7, noticed=False),
+    Kind("slurmctld is killed, starts again", slurm_faults.restart_controller, MOMENTS, 0.7, noticed=False, ends=True),
     Kind("slurmd is killed, starts again", slurm_faults.restart_slurmd, RUNNING, 0.7, noticed=False),
 )
-
-
-def mend(cluster: Cluster, run: Run) -> None:
-    """What an operator does: starts nodes, plugs them in, gives them back; nodes that the job avoids were repaired."""
-    (run.output.parent / "filler").unlink(missing_ok=True)
-    for node in NODES:
-        try:
-            cluster.slurmd(node)
-        except AssertionError:
-            cluster.start_node(node)
-        if cluster.mode == "netns":
-            cluster.cable(node, "up")
-    away = cluster.run("sinfo", "-h", "-N", "-p", "urgent", "-o", "%N %T", check=False).split("\n")
-    for line in away:
-        if any(word in line for word in ("down", "drain")):
-            cluster.run("scontrol", "update", f"NodeName={line.split()[0]}", "State=RESUME", check=False)
-    job = run.job()
-    if (
-        job["JobState"] == "PENDING"
-        and job.get("ExcNodeList", "(null)").count("n") - 2 * ("(" in job["ExcNodeList"]) > 1
-    ):
-        cluster.run("scontrol", "update", f"JobId={run.number}", "ExcNodeList=", check=False)
-    if job["JobState"] in ("PENDING", "RUNNING"):
-        cluster.run("scontrol", "update", f"JobId={run.number}", "TimeLimit=60", check=False)

@@ -41,10 +41,12 @@ CAPS = {"MAX_REQUEUES": "1000", "MAX_NO_PROGRESS": "20", "OMP_NUM_THREADS": "1"}
 SMALL_DISK = "256m"
 
 
-def one_run(cluster: slurm.Cluster, out: Path, seed: int, number: int, faults: int, known: dict) -> list[Row]:
+def one_run(
+    cluster: slurm.Cluster, out: Path, seed: int, number: int, faults: int, names: list[str], known: dict
+) -> list[Row]:
     """A run of a recipe with at most so many faults, and what is wrong with its end."""
     dice = random.Random(f"{seed}.{number}")
-    name, launcher, small = dice.choice(sorted(RECIPES)), dice.choice((TORCHRUN, SRUN)), dice.random() < 0.4
+    name, launcher, small = dice.choice(names), dice.choice((TORCHRUN, SRUN)), dice.random() < 0.4
     if name not in known:
         known[name] = undisturbed(cluster, out / f"undisturbed-{len(known)}-{seed}", RECIPES[name])
     folder = out / f"run-{seed}-{number}"
@@ -99,6 +101,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--recipe", action="append", choices=RECIPES, help="only these")
     parser.add_argument("--first", type=int, default=0, help="number of the first run")
     parser.add_argument("--only", type=int, help="this run alone")
     options = parser.parse_args(words)
@@ -106,11 +109,12 @@ def main(words: list[str]) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     cluster = slurm.start(nodes=4, gres="", small=SMALL_DISK)
     rows: list[Row] = []
+    names = sorted(options.recipe or RECIPES)
     known: dict[str, Undisturbed] = {}
     number = options.first if options.only is None else options.only
     try:
         while len(rows) < options.faults:
-            rows += one_run(cluster, options.out, options.seed, number, options.faults - len(rows), known)
+            rows += one_run(cluster, options.out, options.seed, number, options.faults - len(rows), names, known)
             number += 1
             if options.only is not None:
                 break

@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-from tests.cluster import file_faults, moments, random_faults, runs, slurm
+from tests.cluster import file_faults, moments, operator_work, runs, slurm
 from tests.cluster.moments import EVAL_STEPS, SAVE_STEPS, STEPS, TooLate
 from tests.cluster.process_faults import NotNow
 from tests.cluster.random_faults import KINDS, Kind
 
-NOTICED_IN = 200  # seconds: nodes wait 120 s for one whose check does not come
+NOTICED_IN = 400  # seconds: nodes wait 120 s for one whose check does not come, scripts 300 s for an srun that is stuck
 HANGS = ("--hang-after", "8", "--hang-at-most", "20", "--start-limit", "120")
 ARGUMENTS = ("--save-steps", str(SAVE_STEPS), "--eval-steps", str(EVAL_STEPS), *HANGS)
 
@@ -127,7 +127,7 @@ class Soak:
         self.rows.append(row)
         self.open.append((kind, row, lines))
         self._notice(kind, row, signs)
-        random_faults.mend(self.cluster, self.chain)
+        operator_work.mend(self.chain)
 
     def _notice(self, kind: Kind, row: Row, signs: tuple) -> None:
         """Wait until the fault is noticed; one that need not be is over with the next steps."""
@@ -185,7 +185,7 @@ class Soak:
         """After the job is over: submitted again, unless the run is finished."""
         if (self.chain.output / "FINISHED").exists():
             return False
-        random_faults.mend(self.cluster, self.chain)
+        operator_work.mend(self.chain)
         kinds = [kind for kind, _, _ in self.open]
         if not any(kind.ends for kind in kinds):
             words = f"the job is {self.chain.job()['JobState']}: {self.chain.log()[-2500:]}"
