@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from recipes import program, waiting
 from recipes.finetune import chat, data, preferences, preparation
-from recipes.finetune.model import require_rows
 from recipes.resume import Start
+from recipes.tokenizer import require_rows
 from toolkit.errors import ToolkitError
 from toolkit.plan import Plan
 from toolkit.runtime import durable

@@ -1,103 +1,21 @@
-"""The model and tokenizer of a plan: weights from a path or the hub, or seeded random ones from a shape."""
+"""The model of a plan: weights from a path or the hub, or seeded random ones from a shape."""
 
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 from typing import Any
 
 from recipes import hub
-from recipes.byte_tokenizer import ByteTokenizer
 from recipes.finetune import adapters, fitting
 from recipes.finetune.checks import is_cpu
+from recipes.model_source import has_weights, hub_or_path, require_source
+from recipes.tokenizer import require_rows
 from toolkit.errors import ToolkitError
 from toolkit.plan import Plan
 from toolkit.registry.files import expanded, is_there
 from toolkit.transformers_shapes import llama_like_config
 
 INITIAL_STD = 0.02  # where a shape does not say: initializer_range of these architectures
-
-
-def hub_or_path(plan: Plan) -> str:
-    """The folder or hub name with a ``config.json``; empty where the contract names only a shape."""
-    name = plan.contract.model
-    path = expanded(name)
-    there = bool(name) and is_there(path)
-    if there and path.is_dir() and (path / "config.json").is_file():
-        return str(path)
-    if there and path.is_file() and path.name == "config.json":
-        return str(path.parent)
-    return name if name.count("/") == 1 and not there and not name.startswith((".", "~", "/")) else ""
-
-
-def require_source(plan: Plan) -> None:
-    """Raises ToolkitError where the folder that the plan was made from is not there: its weights would be drawn."""
-    planned = plan.model.source  # of a registered model it is the address of its config.json
-    if plan.contract.init != "model" or "://" in planned or Path(planned).name != "config.json":
-        return
-    if not is_there(expanded(plan.contract.model)):
-        raise ToolkitError(
-            f"the model {plan.contract.model!r} is not there, seen from {Path.cwd()}: it was planned from {planned}",
-            remedy="plan again with the folder's absolute path, or put the folder there",
-        )
-
-
-def has_weights(source: str) -> bool:
-    """Whether a local folder holds weights, or an index that says it should; a hub name is taken to."""
-    folder = Path(source)
-    return not folder.is_dir() or any(
-        any(folder.glob(name)) for name in ("*.safetensors", "pytorch_model*.bin", "*.index.json")
-    )
-
-
-def load_tokenizer(plan: Plan) -> Any:
-    """The contract's tokenizer: ``byte``, a name or path, or the model's own."""
-    name = plan.contract.tokenizer or hub_or_path(plan)
-    if not name:
-        raise ToolkitError(
-            f"the contract has no tokenizer and its model {plan.contract.model!r} is only a shape",
-            remedy="set tokenizer to byte, or to a hub name or a path",
-        )
-    tokenizer = tokenizer_named(name)
-    if tokenizer.eos_token_id is None:
-        raise ToolkitError(
-            f"the tokenizer {name!r} has no end token, so no document would end",
-            remedy="use one whose tokenizer_config.json names an eos_token",
-        )
-    return tokenizer
-
-
-def tokenizer_named(name: str) -> Any:
-    """``byte``, a folder, or a hub name; raises ToolkitError for what cannot be loaded."""
-    if name == "byte":
-        return ByteTokenizer()
-    path = expanded(name)
-    there, like_a_path = is_there(path), name.startswith((".", "~", "/"))
-    if like_a_path and not there or there and not path.is_dir():
-        raise ToolkitError(
-            f"cannot load the tokenizer {name!r}: {'it is no folder' if there else 'it does not exist'}",
-            remedy="give byte, a folder with tokenizer.json and tokenizer_config.json, or a hub name",
-        )
-    from transformers import AutoTokenizer
-
-    if not there:
-        hub.settle()
-    try:
-        return AutoTokenizer.from_pretrained(str(path) if there else name)
-    except Exception as error:  # the libraries raise many kinds, down to a bare Exception for a damaged file
-        raise ToolkitError(
-            f"cannot load the tokenizer {name!r}: {' '.join(str(error).split()) if there else hub.reason(error)}",
-            remedy="check the name, or the files of the folder: tokenizer.json and tokenizer_config.json",
-        ) from error
-
-
-def require_rows(tokenizer: Any, vocabulary: int) -> None:
-    """Raise ToolkitError unless the model's embedding has a row for each token."""
-    if len(tokenizer) > vocabulary:
-        raise ToolkitError(
-            f"the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {vocabulary}",
-            remedy="use the model's own tokenizer",
-        )
 
 
 def load_model(plan: Plan, tokenizer: Any) -> tuple[Any, str]:

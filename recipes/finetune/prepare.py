@@ -16,9 +16,9 @@ from itertools import islice
 
 from recipes import program
 from recipes.finetune import chat, checks, documents, material, padding, preferences, preparation, tokenise
-from recipes.finetune import model as models
 from recipes.option_table import path
 from recipes.options import REQUIRED, Option, Parser, whole
+from recipes.tokenizer import load_tokenizer
 from toolkit import plan as plans
 from toolkit.errors import Problems, ToolkitError
 from toolkit.plan import Plan
@@ -57,7 +57,7 @@ def _run(options: argparse.Namespace) -> int:
         except ToolkitError as error:
             problems.absorb(error)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
-    tokenizer = models.load_tokenizer(plan)
+    tokenizer = load_tokenizer(plan)
     if options.estimate:
         print(_estimate(plan, tokenizer, options.workers))
         return 0

@@ -13,13 +13,14 @@ from typing import Any
 
 from recipes import ranks
 from recipes.finetune import model as models
+from recipes.model_source import hub_or_path
 from toolkit.plan import Plan
 
 
 def save(trainer: Any, plan: Plan, tokenizer: Any, folder: Path, merge: bool) -> list[Path]:
     """Write it; every rank calls this, rank 0 writes. Returns the folders."""
     adapters = plan.contract.method != "full"
-    drawn = adapters and (not models.hub_or_path(plan) or plan.contract.init == "random")
+    drawn = adapters and (not hub_or_path(plan) or plan.contract.init == "random")
     if plan.strategy.framework == "fsdp":
         trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")  # sharded, it would write nothing
     first = trainer.args.process_index == 0

@@ -20,6 +20,7 @@ from typing import Any
 from recipes import option_table, program, ranks, refusal, resume, schedule, setbacks, stragglers
 from recipes.finetune import arguments, checks, evaluations, files, libraries, material, objective, padding, result
 from recipes.finetune import model as models
+from recipes.tokenizer import load_tokenizer
 from toolkit import plan as plans
 from toolkit.errors import Problems
 from toolkit.plan import Plan
@@ -83,12 +84,12 @@ def _train(
 
         # accelerate tells DeepSpeed of the group on GPUs only, and ZeRO-3 would shard over a world of 1
         deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
-    from recipes.finetune import callbacks, guard, randomness, reporting, watching
+    from recipes.finetune import callbacks, commits, guard, randomness, reporting, watching
     from recipes.finetune.going_on import GoOn
 
     rank = training.process_index
     say = print if rank == 0 else _silent
-    tokenizer = models.load_tokenizer(plan)
+    tokenizer = load_tokenizer(plan)
     pad, *remarks = padding.settle(tokenizer, plan.model.vocab_size)
     read = material.read(plan, tokenizer, pad, folder, rank)
     for sentence in filter(None, (*remarks, read.remark)):
@@ -159,7 +160,7 @@ def _train(
         ),
         record,
     )
-    commits = callbacks.CommitCheckpoints(
+    committing = commits.CommitCheckpoints(
         record.saver, plan, resume.facts(plan) | identity, read.training, material.identity(plan, folder), back
     )
     isolation = callbacks.ProveIsolation()
@@ -179,20 +180,20 @@ def _train(
             callbacks.OwnIntervals(),
             *([isolation] if read.several else []),
             randomness.OwnRandomNumbers(plan.contract.seed),
-            commits,
+            committing,
             record,  # after what a save takes, so that this is no part of the next step
             going_on,
             watch,
             behind,
             callbacks.SaveOnRequest(stop),
-            callbacks.DropConverted(),
+            commits.DropConverted(),
             watching.WatchSections(options.watchdog),
         ],
         **own,
     )
     isolation.trainer = going_on.trainer = record.trainer = watch.trainer = trainer
     trainer.stop, trainer.watchdog = stop, options.watchdog
-    commits.attach(trainer)
+    committing.attach(trainer)
     behind.attach(trainer)
     trainer.remove_callback(PrinterCallback)
     if report_to:

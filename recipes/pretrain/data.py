@@ -18,9 +18,9 @@ import torch
 from recipes import schedule
 from recipes.finetune.data import encode
 from recipes.finetune.documents import read_documents, require_text
-from recipes.finetune.model import load_tokenizer
 from recipes.pretrain.config import CoreConfig, Training, learning_rate_contract
 from recipes.pretrain.tokens import is_prefix
+from recipes.tokenizer import load_tokenizer
 from toolkit.errors import ToolkitError
 from toolkit.plan import Plan
 

@@ -17,7 +17,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 from megatron.core.datasets.utils import Split
 
 from recipes import ranks, schedule
-from recipes.finetune.model import hub_or_path
+from recipes.model_source import hub_or_path
 from recipes.pretrain.config import CoreConfig
 from recipes.pretrain.data import Data, Windows, require_known
 from recipes.pretrain.soundness import require_sound

@@ -7,12 +7,12 @@ from typing import Any
 
 from megatron.core.utils import unwrap_model
 
-from recipes.finetune.model import load_tokenizer
 from recipes.pretrain import checkpoints
 from recipes.pretrain.config import CoreConfig
 from recipes.pretrain.hugging_face import start as hugging_face
 from recipes.pretrain.hugging_face import transfer
 from recipes.pretrain.model import Built
+from recipes.tokenizer import load_tokenizer
 from toolkit.plan import Plan
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from recipes.byte_tokenizer import SPECIAL_TOKENS, ByteTokenizer
-from recipes.finetune.model import tokenizer_named
+from recipes.tokenizer import tokenizer_named
 from toolkit.errors import ToolkitError
 from toolkit.registry.files import expanded, is_there
 

@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from recipes import model_source
+from recipes import tokenizer as tokenizers
 from recipes.finetune import checks, fitting
 from recipes.finetune import model as models
 from tests import finetune_runs
@@ -111,7 +113,7 @@ def test_damaged_folders_are_sentences(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     made = finetune_runs.tiny_plan("ddp")
-    tokenizer = models.load_tokenizer(made)
+    tokenizer = tokenizers.load_tokenizer(made)
     models.load_model(made, tokenizer)[0].save_pretrained(tmp_path)
     file, index = tmp_path / "model.safetensors", tmp_path / "model.safetensors.index.json"
     whole = load_file(file)
@@ -140,8 +142,8 @@ def test_a_planned_folder_that_is_not_there_is_never_drawn(source: str) -> None:
     plan = finetune_runs.tiny_plan("ddp", model=str(Path(source).parent), init="model")
     planned = msgspec.structs.replace(plan, model=msgspec.structs.replace(plan.model, source=source))
     with pytest.raises(ToolkitError, match="my-llama' is not there.* it was planned from") as error:
-        models.require_source(planned)
+        model_source.require_source(planned)
     assert "absolute path" in error.value.problems[0].remedy
-    models.require_source(plan)  # a registered shape has no folder
+    model_source.require_source(plan)  # a registered shape has no folder
     drawn = msgspec.structs.replace(planned, contract=msgspec.structs.replace(planned.contract, init="random"))
-    models.require_source(drawn)
+    model_source.require_source(drawn)

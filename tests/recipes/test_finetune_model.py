@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from recipes import model_source
 from recipes.finetune import model as models
 from tests import finetune_runs
 from tests.plans import DEEPSEEK_V2_LITE, GPT2, LLAMA_8B, QWEN_30B_A3B
@@ -13,7 +14,7 @@ from toolkit.model import ModelSpec
 
 
 def source_of(name: str) -> str:
-    return models.hub_or_path(finetune_runs.tiny_plan(model=name))
+    return model_source.hub_or_path(finetune_runs.tiny_plan(model=name))
 
 
 def test_paths_hub_names_and_registry_names(tmp_path: Path) -> None:
@@ -28,14 +29,14 @@ def test_paths_hub_names_and_registry_names(tmp_path: Path) -> None:
 
 
 def test_weights_are_looked_for(tmp_path: Path) -> None:
-    assert not models.has_weights(str(tmp_path))
+    assert not model_source.has_weights(str(tmp_path))
     (tmp_path / "model-00001-of-00002.safetensors").touch()
-    assert models.has_weights(str(tmp_path))
-    assert models.has_weights("org/name")
+    assert model_source.has_weights(str(tmp_path))
+    assert model_source.has_weights("org/name")
     half = tmp_path / "half"  # a download that was interrupted must not become random weights
     half.mkdir()
     (half / "model.safetensors.index.json").touch()
-    assert models.has_weights(str(half))
+    assert model_source.has_weights(str(half))
 
 
 @pytest.mark.parametrize("spec", [GPT2, QWEN_30B_A3B, DEEPSEEK_V2_LITE], ids=lambda spec: spec.name)

@@ -15,10 +15,11 @@ from recipes import hub
 ASK = """
 import sys, time
 from pathlib import Path
-from recipes.finetune import documents, model
+from recipes import tokenizer
+from recipes.finetune import documents
 from toolkit.errors import ToolkitError
 for action in (
-    lambda: model.tokenizer_named("someone/some-tokenizer"),
+    lambda: tokenizer.tokenizer_named("someone/some-tokenizer"),
     lambda: next(documents.read_documents("someone/some-data")),
 ):
     try:

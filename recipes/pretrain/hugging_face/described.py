@@ -27,7 +27,7 @@ def described(source: Path) -> tuple[dict[str, Any], ModelSpec, str, Path]:
             remedy="copy the plan.json of the run beside the checkpoint",
         )
     plan = plans.load(path.read_bytes(), str(path))
-    from recipes.finetune.model import hub_or_path
+    from recipes.model_source import hub_or_path
     from toolkit.emit.megatron_core import DTYPES
 
     folder = Path(hub_or_path(plan) or ".nowhere")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes import hub, ranks
-from recipes.finetune.model import has_weights, hub_or_path, require_source
+from recipes.model_source import has_weights, hub_or_path, require_source
 from recipes.pretrain.config import CoreConfig
 from recipes.pretrain.hugging_face import architecture
 from recipes.pretrain.hugging_face.files import Weights
