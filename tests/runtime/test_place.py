@@ -184,6 +184,23 @@ def test_signs_of_life_are_written(tmp_path: Path) -> None:
         time.sleep(0.05)
 
 
+def test_storage_that_does_not_answer_holds_no_end_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The warning of a preemption is short, and the checkpoint has been saved by then."""
+    place.require(f"file://{tmp_path}/far", tmp_path / "one")
+    answers, opened = threading.Event(), storage.opened
+
+    def silent(url: str) -> object:
+        answers.wait(300)
+        return opened(url)
+
+    monkeypatch.setattr(storage, "opened", silent)
+    monkeypatch.setattr(place, "LEAVE_SECONDS", 0.2)
+    started = time.monotonic()
+    place.leave()
+    assert time.monotonic() - started < 100
+    answers.set()
+
+
 def test_an_error_names_the_url_as_it_is(tmp_path: Path) -> None:
     run = run_of(tmp_path / "one", 1)
     (run / "checkpoint-1" / "weights").unlink()

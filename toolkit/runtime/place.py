@@ -31,6 +31,7 @@ from toolkit.runtime.holder import Holder
 
 MARK = "holder.json"
 BEAT_SECONDS, PATIENCE_SECONDS = 60.0, 150.0
+LEAVE_SECONDS = 10.0  # a job that is preempted has few
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,10 +87,15 @@ class Claim:
             )
 
     def leave(self) -> None:
-        """The process ends: the next start need not wait."""
+        """The process ends: the next start need not wait. Storage that does not answer holds the end up for little."""
         self._done.set()
+        giving = threading.Thread(target=self._give_back, name="durable-place", daemon=True)
+        giving.start()
+        giving.join(timeout=LEAVE_SECONDS)
+
+    def _give_back(self) -> None:
         if self._thread is not None:
-            self._thread.join(timeout=10.0)  # storage that does not answer must not hold up the end
+            self._thread.join()
         with contextlib.suppress(ToolkitError):
             there = self._read()
             if there is not None and self._is_mine(there):
