@@ -59,6 +59,7 @@ AT_ONCE = 3  # the Ctrl-C that no longer waits
 GOES_ON = "the same command goes on from the newest checkpoint"
 NOISE = (
     *("Sending process", "failed (exitcode", "Received %s death signal", "Got termination signal"),
+    "Unable to shutdown process",  # one that was stopped, of which a hang has told
     *("The node '", "Error waiting on exit barrier"),  # a launcher that leaves first takes the meeting point along
 )
 NOISY = (
