@@ -11,13 +11,13 @@ MARKS = ("<!-- soak -->", "<!-- /soak -->")
 
 
 def rows(folders: list[Path]) -> list[dict]:
-    """Every fault that was recorded in these folders; what is wrong at the end of a run is so of each."""
+    """Every fault of the runs that came to their end; what is wrong there is so of each of its faults."""
     found = []
     for folder in folders:
         ends = {(run["seed"], run["run"]): run["problems"] for run in _lines(folder, "runs")}
         for row in _lines(folder, "faults"):
-            end = ends.get((row["seed"], row["run"]), ["the soak ended before the run"])
-            found.append(row | {"problems": row["problems"] + end})
+            if (row["seed"], row["run"]) in ends:  # else the soak was ended before
+                found.append(row | {"problems": row["problems"] + ends[row["seed"], row["run"]]})
     return found
 
 
