@@ -70,6 +70,7 @@ class Soak:
         self.open: list[tuple[Kind, Row, int]] = []  # until the next step of a new start: the number of lines before
         self.start_up = 8.0
         self.problems: list[str] = []
+        self.may_end = False  # the job, since a fault that ends jobs
 
     def hit(self, faults: int) -> None:
         """At most so many faults, then to the end."""
@@ -126,6 +127,7 @@ class Soak:
         row = Row(*place, moment, section, self.chain.newest(), committed, at)
         self.rows.append(row)
         self.open.append((kind, row, lines))
+        self.may_end |= kind.ends
         self._notice(kind, row, signs)
         operator_work.mend(self.chain)
 
@@ -186,11 +188,11 @@ class Soak:
         if (self.chain.output / "FINISHED").exists():
             return False
         operator_work.mend(self.chain)
-        kinds = [kind for kind, _, _ in self.open]
-        if not any(kind.ends for kind in kinds):
+        if not self.may_end:
             words = f"the job is {self.chain.job()['JobState']}: {self.chain.log()[-2500:]}"
             (self.open[-1][1].problems if self.open else self.problems).append(words)
         if len(self.problems) > 3:
             return False
         self.chain.submit()
+        self.may_end = False
         return True
