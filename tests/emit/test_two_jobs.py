@@ -183,8 +183,12 @@ def test_a_requested_stop_of_the_second_job_does_not_stop_the_first(cluster: Fak
     assert not (cluster.submit / RUN / "STOP").exists() and not requeued(cluster)
 
 
-def test_one_of_many_that_start_together_trains(cluster: FakeCluster) -> None:
+@pytest.mark.parametrize("links", [True, False], ids=["", "no hard links"])
+def test_one_of_many_that_start_together_trains(cluster: FakeCluster, links: bool) -> None:
     """As the tasks of an array do."""
+    if not links:
+        (cluster.directory / "bin" / "ln").write_text("#!/bin/bash\necho 'ln: Operation not permitted' >&2\nexit 1\n")
+        (cluster.directory / "bin" / "ln").chmod(0o755)
     jobs = [str(number) for number in range(41, 47)]
     states(cluster, **{f"_{job}": "RUNNING" for job in jobs})
     (cluster.directory / "script").write_text(f'{WORDS}: >"$RECORD/ran.$SLURM_JOB_ID"; {UNTIL_THE_END}finish\n')

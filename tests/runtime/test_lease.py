@@ -1,5 +1,6 @@
 """Two jobs and one directory: the second refuses, whatever the clocks say; a requeued one goes on at once."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -125,6 +126,18 @@ def test_the_sleeper_that_was_overtaken_must_not_commit(tmp_path: Path) -> None:
         sleeper.check()
     sleeper.__exit__(None, None, None)
     assert (tmp_path / ".lease.1").exists()  # not its own to give back
+
+
+def test_where_there_are_no_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def link(source: Path, target: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(source), None, str(target))
+
+    monkeypatch.setattr(os, "link", link)  # as Linux says it of such file systems
+    with Lease(tmp_path, {"SLURM_JOB_ID": "1"}, **FAST) as first:
+        first.check()
+        with pytest.raises(ToolkitError, match="job 1"), Lease(tmp_path, {"SLURM_JOB_ID": "2"}, **FAST):
+            pass
+    assert not list(tmp_path.iterdir())
 
 
 def _step(number: int) -> StepRecord:

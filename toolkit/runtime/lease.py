@@ -1,7 +1,9 @@
 """One job at a time in an output directory: a lease with a heartbeat, by the clock of the file server.
 
 Two jobs that write one directory delete each other's checkpoints. Whoever trains holds ``.lease.G``, G being one
-more than that of the holder before; the file is made by linking, which fails for all but one of several that try.
+more than that of the holder before; the file is made by linking, which fails for all but one of several that try (by
+exclusive creation where the file system has no hard links: then it is empty for a moment, and who reads it in that
+moment takes the next number; the first ends at its next heartbeat).
 A thread rewrites it every ``HEARTBEAT_SECONDS`` (:mod:`toolkit.runtime.heartbeat`). Another job that finds one
 
 - of its own Slurm job (requeued, or started again in it), of a job that Slurm says has ended or waits, or of a process
@@ -22,6 +24,7 @@ the step that it is in, without a save (:func:`is_lost`).
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
@@ -37,6 +40,7 @@ from toolkit.runtime.heartbeat import Heartbeat
 from toolkit.runtime.holder import JOB, LEASE, STALE_SECONDS, Holder
 
 HEARTBEAT_SECONDS = 15.0
+NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 class Lease:
@@ -81,9 +85,7 @@ class Lease:
         temporary = self.directory / f".lease-of-{self.holder.host}-{self.holder.pid}"
         temporary.write_bytes(msgspec.json.encode(self.holder))
         try:
-            os.link(temporary, path)
-        except FileExistsError:
-            if not temporary.samefile(path):  # else the file server has answered a second time
+            if not _made(temporary, path):
                 self._refuse(path, "took it in this moment")
         finally:
             temporary.unlink()
@@ -189,6 +191,23 @@ class Lease:
 
 
 _held: dict[Path, Heartbeat] = {}
+
+
+def _made(content: Path, path: Path) -> bool:
+    """Whether it was this process that made ``path``, with the content of another file of its directory."""
+    try:
+        os.link(content, path)
+    except FileExistsError:
+        return content.samefile(path)  # the file server has answered a second time
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        try:
+            with path.open("xb") as file:
+                file.write(content.read_bytes())
+        except FileExistsError:
+            return False
+    return True
 
 
 def require(directory: str | Path) -> None:

@@ -1,6 +1,7 @@
 # ---- One job at a time in the output directory: a second one disturbs nothing, says who is there, and ends. ----
 # A job holds .job.G from here to its end, its rank 0 .lease.G while it trains (toolkit/runtime/lease.py). G is one more
-# than that of the holder before; the file is made by linking, which fails for all but one of several that try.
+# than that of the holder before; the file is made by linking, which fails for all but one of several that try (by
+# exclusive creation where the file system has no hard links).
 held='' credentials='' beating=''                        # this job's file, what it says, what shows that it is alive
 
 # In which a number means one process.
@@ -121,11 +122,13 @@ take_folder() {
     refuse_if_held .lease
     held=$output_directory/.job.$number
     # another one was faster; or the file server has answered a second time to what it had done at the first
-    if ! ln -- "$mine" "$held" 2>/dev/null && ! [ "$mine" -ef "$held" ]; then held='' && continue; fi
+    if ! ln -- "$mine" "$held" 2>/dev/null && ! [ "$mine" -ef "$held" ]; then
+      if [ -e "$held" ] || ! (set -C && cat -- "$mine" >"$held") 2>/dev/null; then held='' && continue; fi
+    fi
     if [ "$(newest)" = "$number" ]; then break; fi
     rm -f -- "$held" && held=                            # several came and went meanwhile
   done
-  [ -n "$held" ] || fail "cannot take $output_directory in $tried tries" "it needs a file system with hard links"
+  [ -n "$held" ] || fail "cannot take $output_directory in $tried tries" "give another --output-dir"
   refuse_if_held .lease                                  # who takes that looks at .job.G afterwards, in turn
   rm -f -- "$mine"
   for number in $(numbers .job); do
