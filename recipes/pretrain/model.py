@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from megatron.core import parallel_state, tensor_parallel
+from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
@@ -16,7 +16,7 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
 
-from recipes.pretrain import layers
+from recipes.pretrain import layers, random_states
 from recipes.pretrain.config import CoreConfig
 from recipes.pretrain.initialise import hide_padding, initialise
 from recipes.pretrain.machine import Machine, transformer_settings
@@ -61,7 +61,7 @@ def build(core: CoreConfig, machine: Machine, vocab_size: int, weights: Start | 
     ``weights`` fills the chunks; without it their weights are drawn.
     """
     parallel_state.initialize_model_parallel(**core.parallel)
-    tensor_parallel.model_parallel_cuda_manual_seed(core.training.seed)
+    random_states.seed(core.training.seed)
     chunks, config, notes = bare(core, machine, vocab_size, weights)
     wrapped = [Float16Module(config, chunk) if config.bf16 or config.fp16 else chunk for chunk in chunks]
     # its own check ends one rank in the middle of a step; here all judge the reduced numbers together (setbacks.py)

@@ -11,6 +11,13 @@ import torch
 from megatron.core import tensor_parallel
 
 
+def seed(number: int) -> None:
+    """Begin Python's and NumPy's numbers too: nothing draws from them here, but every checkpoint holds their states."""
+    random.seed(number)
+    np.random.seed(number % 2**32)
+    tensor_parallel.model_parallel_cuda_manual_seed(number)
+
+
 def save(folder: Path, rank: int) -> None:
     """Write ``rng_state_R.pth``; every rank calls it."""
     states: dict[str, Any] = {
