@@ -14,8 +14,8 @@ from toolkit.runtime.manifest import MANIFEST
 from toolkit.runtime.telemetry import STEPS, read_evaluations
 
 PART = ("loss", "gradient_norm", "learning_rate", "samples_seen", "tokens")
-# written with what is not the state of the training: times of steps, paths of this folder
-NOT_STATE = ("trainer_state.json", "training_args.bin")
+# written with what is not the state of the training: times of steps, paths of this folder, the name of a save
+NOT_STATE = ("trainer_state.json", "training_args.bin", ".metadata", "common.pt")
 
 
 @dataclass(frozen=True)
