@@ -248,18 +248,27 @@ def scripts() -> dict[str, str]:
 
 @pytest.mark.parametrize("which", ["some", pytest.param("all", marks=pytest.mark.slow)])
 def test_bash_and_shellcheck_find_nothing(which: str, tmp_path: Path) -> None:
-    paths = []
+    paths, heads, bodies = [], [], set()
     few = ("tiny.launch.sh", "zero3-offload.train.sbatch", "apptainer.sbatch")
     for name, text in scripts().items():
         if which == "some" and name not in few:
             continue
         paths.append(tmp_path / name)
         paths[-1].write_text(text)
+        head, mark, body = text.partition("# ---- From here on the script is the same for every plan.")
+        assert mark, name
+        if body in bodies:  # shellcheck takes a second for each, and has seen it: the rest is what the plan wrote
+            heads.append(tmp_path / f"head.{name}")
+            heads[-1].write_text(head)
+        bodies.add(body)
     assert len(paths) >= len(few)
     for path in paths:
         assert subprocess.run(["/bin/bash", "-n", str(path)], capture_output=True).returncode == 0, path.name
-    done = subprocess.run([SHELLCHECK, *map(str, paths)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[:3000]
+    whole = [path for path in paths if tmp_path / f"head.{path.name}" not in heads]
+    for options, files in (([], whole), (["--exclude=SC2034"], heads)):  # variables that the body reads
+        if files:
+            done = subprocess.run([SHELLCHECK, *options, *map(str, files)], capture_output=True, text=True)
+            assert done.returncode == 0, done.stdout[:3000]
 
 
 def test_shellcheck_would_find_something(tmp_path: Path) -> None:
