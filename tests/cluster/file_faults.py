@@ -7,6 +7,7 @@ import json
 import os
 import random
 
+from tests.cluster.moments import STEPS
 from tests.cluster.process_faults import NotNow, kill_rank
 from tests.cluster.runs import Run
 from tests.cluster.slurm import Cluster
@@ -32,7 +33,7 @@ def valid(run: Run) -> list[int]:
 def damage(cluster: Cluster, run: Run, dice: random.Random) -> str:
     """A kill, and before the next attempt reads it, the newest checkpoint of two is torn."""
     steps = valid(run)
-    if len(steps) < 2:
+    if len(steps) < 2 or run.newest() >= STEPS:  # a run that has ended reads it no more
         raise NotNow
     said = kill_rank(cluster, run, dice) if run.job()["JobState"] == "RUNNING" else "while it waits"
     folder = run.output / f"checkpoint-{steps[-1]}"
