@@ -1,23 +1,30 @@
 """The check before each start: nodes that are really broken are left out, a full disk stops the job.
 
-A shell script stands in the place of torchrun: what happens before it is under test.
+A shell script stands in the place of the launcher: what happens before it is under test.
 """
 
 import contextlib
 import json
 import re
+import sys
 
 import pytest
 
 from tests.cluster import runs
 
 pytestmark = pytest.mark.cluster
-FINISHES = """#!/bin/bash
+# beside a torchrun on PATH, it is the Python that scripts take
+PYTHON = f"""#!/bin/bash
+if [ "$1 $2" = "-m toolkit.runtime.torchrun" ]; then exec bash "${{0%/*}}/launcher"; fi
+exec {sys.executable} "$@"
+"""
+
+FINISHES = """
 echo "trained on $SLURMD_NODENAME"
 touch out/run/FINISHED
 """
 
-FAILS_ONCE = """#!/bin/bash
+FAILS_ONCE = """
 mine=out/run/.attempt/$TOOLKIT_ATTEMPT/$SLURM_NODEID
 echo "here $SLURMD_NODENAME" >"$mine"
 case $TOOLKIT_ATTEMPT in *-0-0)
@@ -36,8 +43,9 @@ touch out/run/FINISHED
 def folder(tmp_path):
     """An emitted job of two nodes."""
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "torchrun").write_text(FINISHES)
-    (tmp_path / "bin" / "torchrun").chmod(0o755)
+    for name, text in (("torchrun", "#!/bin/bash\nexit 99\n"), ("python3", PYTHON), ("launcher", FINISHES)):
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
     runs.emit(tmp_path, "tiny", "--framework", "ddp", first=tmp_path / "bin")
     return tmp_path
 
@@ -84,7 +92,7 @@ def test_broken_nodes_are_named_and_left_out_one_after_the_other(four_nodes, fol
 
 def test_a_node_that_goes_bad_in_an_attempt_is_left_out_before_the_next(four_nodes, folder):
     """A fault in the first attempt; n2 has another version of a library from then on. No second attempt meets it."""
-    (folder / "bin" / "torchrun").write_text(FAILS_ONCE)
+    (folder / "bin" / "launcher").write_text(FAILS_ONCE)
     metadata = folder / "older" / "transformers-0.0.1.dist-info" / "METADATA"
     metadata.parent.mkdir(parents=True)
     metadata.write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 0.0.1\n")
