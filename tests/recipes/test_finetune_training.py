@@ -133,7 +133,7 @@ def test_a_signal_to_torchrun_saves_on_all_ranks_and_the_resumed_run_is_the_same
     done = finetune_runs.start(path, 2, f"--max-steps={stopped + 4}")
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"resuming from {saved.name}" in done.stdout
-    assert done.stdout.count("804,992 parameters, random weights") == 1
+    assert done.stdout.count(f"804,992 parameters, weights of {saved.name}\n") == 1
     assert losses(tmp_path) == losses(whole)[: stopped + 4]  # to the last bit: the same sequences, states and rates
     assert read_run(tmp_path / "run").restart_count == 1
     done = finetune_runs.start(path, 2, f"--max-steps={stopped + 4}")

@@ -70,10 +70,10 @@ def norm_counts_twice() -> None:
 
 def same_dropout_inside() -> None:
     """The random state of tensor-parallel regions does not depend on the rank."""
-    from recipes.pretrain import model
+    from recipes.pretrain import random_states
 
-    seed_all = model.tensor_parallel.model_parallel_cuda_manual_seed
-    model.tensor_parallel.model_parallel_cuda_manual_seed = lambda seed, **keywords: seed_all(
+    seed_all = random_states.tensor_parallel.model_parallel_cuda_manual_seed
+    random_states.tensor_parallel.model_parallel_cuda_manual_seed = lambda seed, **keywords: seed_all(
         seed, **keywords | {"tp_rank": 0, "ep_rank": 0, "etp_rank": 0}
     )
 
@@ -127,15 +127,15 @@ def other_dropout_outside() -> None:
     """Ranks of a tensor-parallel group draw different numbers where they hold the same activations."""
     import torch
 
-    from recipes.pretrain import model
+    from recipes.pretrain import random_states
 
-    seed_all = model.tensor_parallel.model_parallel_cuda_manual_seed
+    seed_all = random_states.tensor_parallel.model_parallel_cuda_manual_seed
 
     def apart(seed: int, **keywords: Any) -> None:
         seed_all(seed, **keywords)
         torch.manual_seed(seed + RANK)
 
-    model.tensor_parallel.model_parallel_cuda_manual_seed = apart
+    random_states.tensor_parallel.model_parallel_cuda_manual_seed = apart
 
 
 def positions_of_the_slice() -> None:
