@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from recipes.pretrain import agreement, config, validity
+from recipes.pretrain import config, validity
 from tests.plans import all_plans
-from toolkit.emit.megatron_core import core_config
+from toolkit.emit.megatron_core import core_config, of_contract
 from toolkit.errors import ToolkitError
 
 WRONG = (None, True, -1, 0, 1, 0.5, 10**30, "x", "", [], {}, [1])
@@ -69,7 +69,7 @@ def test_what_is_no_whole_number_is_named(section: str, key: str, value: Any) ->
 def test_whatever_the_contract_fixes_cannot_be_edited_in_the_megatron_file() -> None:
     """Else a checkpoint would go on under another learning rate, and call itself the same experiment."""
     core = json.loads(json.dumps(core_config(PLAN)))
-    for section, values in agreement.wanted(PLAN.contract).items():
+    for section, values in of_contract(PLAN.contract).items():
         for key, value in values.items():
             assert core[section][key] == value
             for other in (value + 1, value * 2 + 1) if not isinstance(value, str) else ("linear", "constant"):

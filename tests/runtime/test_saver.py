@@ -250,7 +250,8 @@ def test_of_copies_the_course_of_this_run_counts(tmp_path: Path) -> None:
     assert start_from_durable(run, far, ALONE, usable=lambda known: known.step < 2) == "checkpoint-1"
 
 
-def test_after_going_back_new_copies_are_not_pushed_out_by_what_was_left(tmp_path: Path) -> None:
+def gone_back(tmp_path: Path) -> tuple[Saver, str]:
+    """A run with copies of steps 10, 20 and 30 that has gone back to 10."""
     run, far = tmp_path / "run", f"file://{tmp_path}/far"
     saver = Saver(run, durable=far, group=ALONE)
     for step in (10, 20, 30):
@@ -258,6 +259,11 @@ def test_after_going_back_new_copies_are_not_pushed_out_by_what_was_left(tmp_pat
     saver.wait()
     for step in (20, 30):
         checkpoint.discard(run / f"checkpoint-{step}")
+    return saver, far
+
+
+def test_after_going_back_new_copies_are_not_pushed_out_by_what_was_left(tmp_path: Path) -> None:
+    saver, far = gone_back(tmp_path)
     for step in (15, 18):
         save(saver, step)
     saver.close()
@@ -296,13 +302,7 @@ def test_a_copy_cannot_write_outside_of_the_run(tmp_path: Path) -> None:
 
 def test_copies_that_learnt_from_what_is_left_out_by_now_go_with_the_next_copy(tmp_path: Path) -> None:
     """A run that has lost its folder would go on from the newest of them, and so undo that it went back."""
-    run, far = tmp_path / "run", f"file://{tmp_path}/far"
-    saver = Saver(run, durable=far, group=ALONE)
-    for step in (10, 20, 30):
-        save(saver, step)
-    saver.wait()
-    for step in (20, 30):
-        checkpoint.discard(run / f"checkpoint-{step}")
+    saver, far = gone_back(tmp_path)
     path = saver.begin(15)
     (path / "weights").write_text("x")
     saver.commit(path, {"step": 15, "skipped_batches": [12]})

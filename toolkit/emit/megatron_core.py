@@ -9,7 +9,7 @@ from toolkit.emit.megatron_model import experts, gpt, latent_attention, shape, u
 from toolkit.emit.refusals import require_layout, require_megatron
 from toolkit.errors import Problems
 from toolkit.plan import Plan
-from toolkit.recipe import planned_steps, warmup_steps
+from toolkit.recipe import Contract, planned_steps, warmup_steps
 
 VERSION = "0.16.1"
 DTYPES = {"bf16": "bf16", "fp8": "bf16", "fp16": "fp16", "fp32": "fp32"}
@@ -38,14 +38,30 @@ def core_config(plan: Plan) -> dict[str, Any]:
         "parallel": _sizes(plan, "parallel"),
         "ddp": _ddp(plan),
         "optimizer": _optimizer(plan),
+        "training": {"micro_batch_size": plan.strategy.micro_batch_size} | of_contract(plan.contract)["training"],
+    }
+
+
+def of_contract(contract: Contract) -> dict[str, dict[str, Any]]:
+    """Section and key: what the contract alone fixes, on whatever layout."""
+    steps = planned_steps(contract)
+    return {
+        "optimizer": {
+            "lr": contract.learning_rate,
+            "min_lr": contract.min_learning_rate,
+            "weight_decay": contract.weight_decay,
+            "adam_beta1": contract.adam_beta1,
+            "adam_beta2": contract.adam_beta2,
+            "adam_eps": contract.adam_epsilon,
+            "clip_grad": contract.gradient_clipping,
+        },
         "training": {
-            "micro_batch_size": plan.strategy.micro_batch_size,
-            "global_batch_size": plan.contract.global_batch_size,
-            "sequence_length": plan.contract.sequence_length,
-            "train_steps": planned_steps(plan.contract),
-            "lr_warmup_steps": warmup_steps(plan.contract, planned_steps(plan.contract)),
-            "lr_decay_style": plan.contract.schedule,
-            "seed": plan.contract.seed,
+            "global_batch_size": contract.global_batch_size,
+            "sequence_length": contract.sequence_length,
+            "train_steps": steps,
+            "lr_warmup_steps": warmup_steps(contract, steps),
+            "lr_decay_style": contract.schedule,
+            "seed": contract.seed,
         },
     }
 
@@ -131,17 +147,9 @@ def _ddp(plan: Plan) -> dict[str, Any]:
 
 
 def _optimizer(plan: Plan) -> dict[str, Any]:
-    contract, ddp = plan.contract, _ddp(plan)
-    dtype = DTYPES[plan.workload.precision]
-    values: dict[str, Any] = {
-        "optimizer": "sgd" if plan.workload.optimizer == "sgd" else "adam",
-        "lr": contract.learning_rate,
-        "min_lr": contract.min_learning_rate,
-        "weight_decay": contract.weight_decay,
-        "adam_beta1": contract.adam_beta1,
-        "adam_beta2": contract.adam_beta2,
-        "adam_eps": contract.adam_epsilon,
-        "clip_grad": contract.gradient_clipping,
+    ddp, dtype = _ddp(plan), DTYPES[plan.workload.precision]
+    values: dict[str, Any] = {"optimizer": "sgd" if plan.workload.optimizer == "sgd" else "adam"}
+    values |= of_contract(plan.contract)["optimizer"] | {
         "params_dtype": dtype,
         "bf16": dtype == "bf16",
         "fp16": dtype == "fp16",
