@@ -135,9 +135,9 @@ run_attempt() {
   kill "$watcher" 2>/dev/null || true
 }
 
-# Before each attempt: what ended the last one may be a node that has gone bad. Exit code 76: preflight.json names bad nodes, and the job starts again without
-# them. 1 and 2: it would be the same on any nodes. From 128 on it was ended: by a request to stop, or by a fault.
-# Further options of it may be given.
+# Before each attempt: what ended the last one may be a node that has gone bad. Exit code 76: preflight.json names bad
+# nodes, and the job starts again without them. 1 and 2: it would be the same on any nodes. From 128 on it was ended: by
+# a request to stop, or by a fault. Further options of it may be given.
 check_nodes() {
   local text id=$SLURM_JOB_ID-$restart check=("${preflight[@]}" "$@")
   if [ "${#preflight[@]}" = 0 ] || [ "$stop_requested" = 1 ]; then return; fi
