@@ -14,9 +14,11 @@ from typing import Any
 from transformers.integrations import WandbCallback
 
 from recipes import resume
+from recipes.wandb_guard import Guard
 from recipes.wandb_rows import Rows
 
 STEP = "train/global_step"  # the name that the library gives to it in every report
+EVENTS = ("on_train_begin", "on_log", "on_save", "on_train_end")  # at which the library's callback calls wandb
 
 
 class _Numbered:
@@ -56,10 +58,16 @@ class _Numbered:
 
 
 def number(trainer: Any) -> None:
-    """Let the trainer's own callback, if it has one, report in the rows of the steps that the run has made."""
+    """Let the trainer's own callback, if it has one, report in the rows of the steps that the run has made.
+
+    What fails there stops no run (:mod:`recipes.wandb_guard`).
+    """
+    guard = Guard()
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, WandbCallback) and callback._wandb is not None:
             callback._wandb = _Numbered(callback._wandb, Rows(Path(trainer.args.output_dir)))
+            for event in EVENTS:
+                setattr(callback, event, guard(getattr(callback, event)))
 
 
 def identity(start: resume.Start | None) -> dict[str, str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from recipes.wandb_guard import Guard
 from recipes.wandb_rows import Rows
 from toolkit.plan import Plan
 from toolkit.record import StepRecord
@@ -26,6 +27,7 @@ class Reports:
 
     def __init__(self, plan: Plan, folder: Path, rank: int) -> None:
         self._run: Any = None
+        self._guard = Guard()
         self._id = ""
         self._rows = Rows(folder)
         if rank != 0:
@@ -39,17 +41,18 @@ class Reports:
             print("note: WANDB_ variables are set and wandb is not installed: nothing is reported", flush=True)
             return
         self._id = os.environ["WANDB_RUN_ID"]
+        self._guard(self._begin)(wandb, plan)
+
+    def _begin(self, wandb: Any, plan: Plan) -> None:
+        """The newest rows of earlier starts first."""
         settings = {"contract": plan.contract, "strategy": plan.strategy, "model": plan.model, "recipe": plan.recipe}
         project = os.environ.get("WANDB_PROJECT", "pretrain")
-        try:
-            self._run = wandb.init(project=project, name=plan.name, config=msgspec.to_builtins(settings))
-            self._run.define_metric("step")
-            self._run.define_metric("*", step_metric="step")
-            for number, step, evaluation in self._rows.again(self._run.starting_step):
-                values = _values(step) | ({"held_out_loss": evaluation.held_out_loss} if evaluation else {})
-                self._run.log({"step": step.step} | values, step=number)
-        except wandb.Error as error:  # no network or a wrong key is no reason not to train
-            print(f"note: nothing is reported to wandb: {error}", flush=True)
+        self._run = wandb.init(project=project, name=plan.name, config=msgspec.to_builtins(settings))
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+        for number, step, evaluation in self._rows.again(self._run.starting_step):
+            values = _values(step) | ({"held_out_loss": evaluation.held_out_loss} if evaluation else {})
+            self._run.log({"step": step.step} | values, step=number)
 
     def step(self, record: StepRecord) -> None:
         """One optimizer step."""
@@ -58,7 +61,7 @@ class Reports:
     def log(self, step: int, values: dict[str, Any]) -> None:
         """Other figures of a step."""
         if self._run is not None:
-            self._run.log({"step": step} | values, step=self._rows.of(step))
+            self._guard(self._run.log)({"step": step} | values, step=self._rows.of(step))
 
     def identity(self) -> dict[str, str]:
         """What a checkpoint records of the run."""
@@ -67,7 +70,7 @@ class Reports:
     def close(self) -> None:
         """No more steps will follow."""
         if self._run is not None:
-            self._run.finish()
+            self._guard(self._run.finish)()
 
 
 def _values(record: StepRecord) -> dict[str, Any]:

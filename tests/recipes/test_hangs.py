@@ -23,7 +23,7 @@ def run(path: Path, *arguments: str, environment=None) -> subprocess.Popen:
     words = finetune_runs.command(path, 2, "--max-steps", "12", *LIMITS, *arguments)
     return subprocess.Popen(
         words,
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | (environment or {}),
+        env=finetune_runs.environment(**(environment or {})),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -61,7 +61,7 @@ def test_a_rank_of_the_pretraining_program_that_is_stopped(tmp_path: Path) -> No
     start[start.index(finetune_runs.PROGRAM)] = "recipes.pretrain.train"
     process = subprocess.Popen(
         start,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=finetune_runs.environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

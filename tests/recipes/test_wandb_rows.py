@@ -67,7 +67,7 @@ def test_a_run_that_goes_back_and_one_that_starts_again(tmp_path: Path, monkeypa
         monkeypatch.delenv(name)
     for name, value in (("WANDB_MODE", "offline"), ("WANDB_SILENT", "true"), ("WANDB_DIR", str(tmp_path))):
         monkeypatch.setenv(name, value)
-    for name in ("WANDB_RUN_ID", "WANDB_RESUME"):
+    for name in ("WANDB_RUN_ID", "WANDB_RESUME", "WANDB_SERVICE"):
         monkeypatch.setenv(name, "")  # set by the first start; gone again after the test
         monkeypatch.delenv(name)
     final: dict[int, float] = {}

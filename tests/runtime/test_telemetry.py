@@ -118,6 +118,13 @@ def test_wandb_only_when_asked_for_and_offline_unless_told(tmp_path: Path) -> No
     assert wandb_reporting(tmp_path, with_key) and with_key["WANDB_MODE"] == "online"
 
 
+def test_the_sender_of_another_process_is_no_wish_to_report(tmp_path: Path) -> None:
+    inherited = {"WANDB_SERVICE": "3-12345-unix-/tmp/nowhere"}
+    assert not wandb_reporting(tmp_path, inherited) and inherited == {}
+    asked = inherited | {"WANDB_PROJECT": "p", "WANDB_SERVICE": "3-12345-unix-/tmp/nowhere"}
+    assert wandb_reporting(tmp_path, asked) and "WANDB_SERVICE" not in asked
+
+
 def test_evaluations_are_read_back_and_the_later_one_holds(run: RunRecord, tmp_path: Path) -> None:
     assert read_evaluations(tmp_path) == []
     telemetry = Telemetry(tmp_path, run)

@@ -232,7 +232,12 @@ def wandb_reporting(directory: str | Path, environment: MutableMapping[str, str]
 
     ``WANDB_MODE`` overrules. The run keeps one identity over restarts: rank 0, which alone reports, stores its
     id beside the telemetry and puts it into ``environment`` for the wandb library to find.
+
+    ``WANDB_SERVICE`` is taken out of ``environment``: no wish of the user's but the address of another process's
+    sender, which children inherit, and which a batch system carries to machines where nothing listens. After a kill
+    that sender still holds the run's id and refuses the next start (wandb 0.31, sdk/lib/service).
     """
+    environment.pop("WANDB_SERVICE", None)
     if not any(name.startswith("WANDB_") for name in environment):
         return False
     if environment.get("WANDB_MODE") == "disabled" or environment.get("WANDB_DISABLED", "").lower() in ("true", "1"):
