@@ -14,8 +14,8 @@ def started(**settings):
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Two nodes with 8 fake H100 each."""
-    running = started()
+    """Four nodes with 8 fake H100 each: two jobs of two may run at a time."""
+    running = started(nodes=4)
     yield running
     slurm.stop(running)
 

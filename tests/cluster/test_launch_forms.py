@@ -23,14 +23,6 @@ touch plan/run/FINISHED
 """
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    """Four nodes with 8 fake H100 each."""
-    running = started(nodes=4)
-    yield running
-    slurm.stop(running)
-
-
 def shell_job(cluster, folder, launcher="torchrun", nodes=2, directives=(), gpus=8, **site):
     """The emitted script of a plan of 8 GPUs per node, with a shell script in the place of torchrun or Python."""
     (folder / "bin").mkdir(parents=True)

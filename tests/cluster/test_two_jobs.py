@@ -5,7 +5,6 @@ import time
 import pytest
 
 from tests.cluster import slurm
-from tests.cluster.conftest import started
 from tests.cluster.test_launch_forms import shell_job
 
 pytestmark = pytest.mark.cluster
@@ -16,14 +15,6 @@ touch "began-$SLURM_JOB_ID-$SLURM_RESTART_COUNT"
 until [ -e "end-$SLURM_JOB_ID" ]; do sleep 0.1; done
 touch plan/run/FINISHED
 """
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    """Four nodes: two jobs of two may run at a time."""
-    running = started(nodes=4)
-    yield running
-    slurm.stop(running)
 
 
 def until(condition, timeout=150):

@@ -94,7 +94,9 @@ if ! said=$(LC_ALL=C mkdir -p -- "$output_directory" 2>&1); then
     else said="a file is in the way" remedy="move it away, or $remedy"; fi
   fi
   said="cannot make the output directory $output_directory: $said"
-  case $said in *"No space left"* | *"quota exceeded"*) printf 'error: %s\n  make room, or %s\n' "$said" "$remedy" >&2 && exit 1 ;; esac
+  case $said in
+    *"No space left"* | *"quota exceeded"*) printf 'error: %s\n  make room, or %s\n' "$said" "$remedy" >&2 && exit 1 ;;
+  esac
   fail "$said" "$remedy"
 fi
 if [ ! -w "$output_directory" ] || [ ! -x "$output_directory" ]; then
@@ -107,7 +109,7 @@ fi
 preflight=()
 if [ "${PREFLIGHT:-1}" != 0 ]; then
   read -r -a preflight <<<"${PREFLIGHT_OPTIONS:-}"
-  patience=240                                           # seconds; Python and torch come from a file system that is busy
+  patience=240                                           # seconds: Python and torch come from a busy file system
   if [ "${container_runtime:-none}" != none ] ||          # nodes fetch the image one sooner than another
     [ -z "${SLURM_JOB_ID:-}" ]; then patience=1200; fi   # nor does anybody start all of them at one time
   preflight=("$python" -m toolkit preflight "$directory/$plan_file" --output-dir "$output_directory" --keep "$keep"
@@ -135,7 +137,7 @@ fi
 if [ "${gpus_per_node:?}" -gt 0 ]; then
   found=''
   if command -v nvidia-smi >/dev/null; then
-    found=$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | wc -l) || found=0     # no driver, or no device
+    found=$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | wc -l) || found=0  # no driver, no device
   elif ! compgen -G '/dev/nvidia[0-9]*' >/dev/null && ! compgen -G '/dev/dri/renderD*' >/dev/null &&
     [ ! -e /dev/dxg ] && [ ! -e /dev/kfd ]; then         # no driver of any vendor
     found=0
@@ -150,7 +152,7 @@ rc=0
 "$python" -m toolkit.runtime.lease "$output_directory" || rc=$?      # whether another run is there
 if [ "$rc" = 130 ]; then exit 75; fi
 if [ "$rc" != 0 ]; then exit "$rc"; fi
-if [ "${#preflight[@]}" -gt 0 ]; then                     # of this machine by itself, of all where their numbers are given
+if [ "${#preflight[@]}" -gt 0 ]; then                     # of this machine, or of all where their numbers are given
   rc=0 there=(--nodes 1 --node 0)
   if [ "$nodes" != 1 ] && [ -n "${NODE_RANK:-}" ]; then
     case $RDZV_ENDPOINT in *:*) place=$RDZV_ENDPOINT ;; *) place=$RDZV_ENDPOINT:29400 ;; esac       # torchrun's own

@@ -3,7 +3,8 @@
 
 # One line for each end of an attempt that was not the end of the run.
 remember() {
-  local form='{"job": "%s", "restart": %s, "attempt": %s, "at": %s, "step": %s, "result": "%s", "nodes": "%s", "then": "%s"}\n'
+  local form='{"job": "%s", "restart": %s, "attempt": %s, "at": %s, "step": %s, '
+  form+='"result": "%s", "nodes": "%s", "then": "%s"}\n'
   # shellcheck disable=SC2059
   printf "$form" "$SLURM_JOB_ID" "$restart" "$attempt" "${EPOCHSECONDS:-0}" "$step_saved" "$result" "$culprits" "$1" \
     >>"$output_directory/restarts.jsonl" || true
@@ -43,8 +44,9 @@ tell_early_stops() {
     esac
   done < <(cat "$output_directory/restarts.jsonl" 2>/dev/null)
   if [ "$count" -lt 3 ]; then return; fi
-  printf 'note: asked to stop %s times in a row before a step was done; where the time limit asks, give the job more: %s\n' \
-    "$count" "scontrol update JobId=$SLURM_JOB_ID TimeLimit=..., or sbatch --time=..." >&2
+  printf 'note: asked to stop %s times in a row before a step was done; %s: %s\n' "$count" \
+    "where the time limit asks, give the job more" \
+    "scontrol update JobId=$SLURM_JOB_ID TimeLimit=..., or sbatch --time=..." >&2
 }
 
 give_up() {
@@ -127,7 +129,8 @@ run_attempt() {
   echo "nodes: ${hosts//$'\n'/ } rendezvous: $meeting:$port output: $output_directory"
   rc=0
   if [ "$stop_requested" = 1 ]; then return; fi
-  "${step[@]}" "${container_options[@]}" bash -c "$on_each_node" on_each_node "$launcher" "$gpus_per_node" "${launch[@]}" &
+  "${step[@]}" "${container_options[@]}" \
+    bash -c "$on_each_node" on_each_node "$launcher" "$gpus_per_node" "${launch[@]}" &
   started=$!
   end_stuck_step "$started" </dev/null >/dev/null 2>&1 &
   watcher=$!

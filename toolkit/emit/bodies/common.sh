@@ -65,7 +65,9 @@ if ! said=$(LC_ALL=C mkdir -p -- "$output_directory" 2>&1); then
     else said="a file is in the way" remedy="move it away, or $remedy"; fi
   fi
   said="cannot make the output directory $output_directory: $said"
-  case $said in *"No space left"* | *"quota exceeded"*) printf 'error: %s\n  make room, or %s\n' "$said" "$remedy" >&2 && exit 1 ;; esac
+  case $said in
+    *"No space left"* | *"quota exceeded"*) printf 'error: %s\n  make room, or %s\n' "$said" "$remedy" >&2 && exit 1 ;;
+  esac
   fail "$said" "$remedy"
 fi
 if [ ! -w "$output_directory" ] || [ ! -x "$output_directory" ]; then
@@ -78,7 +80,7 @@ fi
 preflight=()
 if [ "${PREFLIGHT:-1}" != 0 ]; then
   read -r -a preflight <<<"${PREFLIGHT_OPTIONS:-}"
-  patience=240                                           # seconds; Python and torch come from a file system that is busy
+  patience=240                                           # seconds: Python and torch come from a busy file system
   if [ "${container_runtime:-none}" != none ] ||          # nodes fetch the image one sooner than another
     [ -z "${SLURM_JOB_ID:-}" ]; then patience=1200; fi   # nor does anybody start all of them at one time
   preflight=("$python" -m toolkit preflight "$directory/$plan_file" --output-dir "$output_directory" --keep "$keep"

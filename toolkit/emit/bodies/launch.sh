@@ -10,7 +10,7 @@ fi
 if [ "${gpus_per_node:?}" -gt 0 ]; then
   found=''
   if command -v nvidia-smi >/dev/null; then
-    found=$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | wc -l) || found=0     # no driver, or no device
+    found=$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | wc -l) || found=0  # no driver, no device
   elif ! compgen -G '/dev/nvidia[0-9]*' >/dev/null && ! compgen -G '/dev/dri/renderD*' >/dev/null &&
     [ ! -e /dev/dxg ] && [ ! -e /dev/kfd ]; then         # no driver of any vendor
     found=0
@@ -25,7 +25,7 @@ rc=0
 "$python" -m toolkit.runtime.lease "$output_directory" || rc=$?      # whether another run is there
 if [ "$rc" = 130 ]; then exit 75; fi
 if [ "$rc" != 0 ]; then exit "$rc"; fi
-if [ "${#preflight[@]}" -gt 0 ]; then                     # of this machine by itself, of all where their numbers are given
+if [ "${#preflight[@]}" -gt 0 ]; then                     # of this machine, or of all where their numbers are given
   rc=0 there=(--nodes 1 --node 0)
   if [ "$nodes" != 1 ] && [ -n "${NODE_RANK:-}" ]; then
     case $RDZV_ENDPOINT in *:*) place=$RDZV_ENDPOINT ;; *) place=$RDZV_ENDPOINT:29400 ;; esac       # torchrun's own

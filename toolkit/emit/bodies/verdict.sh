@@ -1,5 +1,5 @@
 # ---- How did an attempt end? -----------------------------------------------------------------------
-# Exit codes do not tell: srun returns the highest of all tasks, and ends those that are still there once one has failed.
+# Exit codes do not tell: srun returns the highest of all tasks, and ends those that are still there once one failed.
 
 # One value of outcome.json, which has one on each line; nothing of another start's.
 outcome_of() {
@@ -77,13 +77,16 @@ judge() {
       device) result=fault culprits=$(outcome_of node); return ;;
     esac
   fi
-  if hung; then result=fault code=77; return; fi                 # before what is seen as it is ended: torchrun goes, ranks are killed
+  # before what is seen as it is ended: torchrun goes, ranks are killed
+  if hung; then result=fault code=77; return; fi
   if [ "$state $kind" = "failed agent" ]; then result=fault culprits=$(outcome_of node); return; fi
   if [ "$rc" = 0 ] && [ "$state" = ended ]; then result=ended culprits=''; return; fi
   if [ -n "$killed" ] && [ "$stop_requested" = 0 ]; then
     result=fault code=1 cause="rank$killed on $culprits was killed"
     value=$(outcome_of reason)
-    if [ " $(outcome_of rank)" = "$killed" ]; then case $value in "killed by "*) cause="$cause${value#killed}" ;; esac; fi
+    if [ " $(outcome_of rank)" = "$killed" ]; then
+      case $value in "killed by "*) cause="$cause${value#killed}" ;; esac
+    fi
     return
   fi
   culprits=''
