@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolkit.runtime import durable, outcome
-from toolkit.runtime.hang import FOLDER, HUNG, MARK, Place, read_hang
+from toolkit.runtime.hang import FOLDER, HUNG, MARK, Place, read_hang, written
 from toolkit.runtime.watchdog import Limits, Watchdog, limit
 
 # Ranks that meet at every step through files, as a collective would make them wait for one another.
@@ -180,3 +180,41 @@ def test_a_node_whose_clock_is_wrong_sees_the_mark_of_its_own_start_and_no_older
         time.sleep(0.01)
     dog.stop()
     assert left == [HUNG] and read_hang(tmp_path, 2).silent == ()
+
+
+# A rank whose start hangs, in a process that is refused what `sys.argv[2]` says: for a moment, or from then on.
+REFUSED = """
+import os, resource, sys, time
+from pathlib import Path
+from toolkit.runtime.watchdog import Limits, Watchdog
+dog = Watchdog(Path(sys.argv[1]), 0, 1, Limits(floor=1.0, ceiling=1.0, start_up=2.0, poll=0.05))
+dog.start()
+kind = getattr(resource, sys.argv[2])
+soft, hard = resource.getrlimit(kind)
+resource.setrlimit(kind, (0, hard))
+if sys.argv[3] == "moment":
+    time.sleep(0.5)
+    resource.setrlimit(kind, (soft, hard))
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "how_long"),
+    [("RLIMIT_NOFILE", "moment"), pytest.param("RLIMIT_FSIZE", "always", marks=pytest.mark.slow)],
+)
+def test_what_the_file_system_refuses_does_not_end_the_watch(tmp_path: Path, what: str, how_long: str) -> None:
+    """No descriptors for a moment, or nothing can be written: the thread goes on, and the hang is still ended.
+
+    A thread that had ended would leave the timer in C behind, which ends a run that is well a day later.
+    """
+    command = [sys.executable, "-c", REFUSED, str(tmp_path), what, how_long]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=50, check=False)
+    assert done.returncode == HUNG, done.stderr
+    assert "start-up" in done.stderr and "Exception in thread" not in done.stderr
+
+
+def test_a_strange_file_among_the_stacks_is_nobody(tmp_path: Path) -> None:
+    (tmp_path / "rank-0 (copy).json").touch()
+    (tmp_path / "rank-3.json").touch()
+    assert written(tmp_path, {}) == [3]

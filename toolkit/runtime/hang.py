@@ -58,7 +58,8 @@ def new(folder: Path, old: Mapping[str, Stamp]) -> list[str]:
 
 def written(folder: Path, old: Mapping[str, Stamp]) -> list[int]:
     """The ranks that have told where they were."""
-    return [int(name[len("rank-") : -len(".json")]) for name in new(folder, old) if name != MARK]
+    numbers = [name.removeprefix("rank-").removesuffix(".json") for name in new(folder, old) if name != MARK]
+    return [int(number) for number in numbers if number.isdecimal()]
 
 
 def read_hang(directory: str | Path, world_size: int, old: Mapping[str, Stamp] | None = None) -> Hang:

@@ -44,6 +44,7 @@ from toolkit.runtime.hang import (
     FOLDER,
     HUNG,
     MARK,
+    Hang,
     Place,
     Stamp,
     describe,
@@ -165,16 +166,39 @@ class Watchdog:
             looked = now
             with contextlib.suppress(OSError, ValueError, RuntimeError):  # stderr may be closed
                 faulthandler.dump_traceback_later(stuck, exit=True)
-            found = self.place()
-            if found.limit and found.seconds > found.limit:
-                if self._is_anothers():  # whose ranks would take the mark for theirs
-                    self._leave(HUNG)
-                    return
-                self._mark(found)
-            if self._marked():
-                self._dump(found)
+            if self._has_ended(self.place()):
                 self._leave(HUNG)
                 return
+
+    def _has_ended(self, found: Place) -> bool:
+        """Whether the run is over: a hang, of this rank or another. What it leaves is on the disk by then.
+
+        A file system that refuses now and then must not end this thread: nobody would see a hang any more, and the
+        timer in C, which is not set anew, would end a run that is well.
+        """
+        over = 0.0 < found.limit < found.seconds
+        try:
+            if over:
+                if self._is_anothers():  # whose ranks would take the mark for theirs
+                    return True
+                self._mark(found)
+            if not self._marked():
+                return over and found.seconds > found.limit + GRACE_SECONDS and self._tell_without_files(found)
+            self._dump(found)
+        except Exception:
+            return over and found.seconds > found.limit + GRACE_SECONDS and self._tell_without_files(found)
+        return True
+
+    def _tell_without_files(self, found: Place) -> bool:
+        """No mark can be made, as on a full disk: this rank ends alone, and the launcher ends the others."""
+        hang = Hang(first=found, ranks=(found,), silent=())
+        with contextlib.suppress(OSError, ValueError, RuntimeError):  # stderr may be closed
+            print(describe(hang), file=sys.stderr, flush=True)
+            faulthandler.dump_traceback(all_threads=True)
+        with contextlib.suppress(OSError):
+            done = max(0, found.step - (found.section == "step"))
+            outcome.Presence(self.folder.parent, self.rank).hung(self.rank, done, in_one_line(hang))
+        return True
 
     def _is_anothers(self) -> bool:
         folder = self.folder.parent
