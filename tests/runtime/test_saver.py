@@ -1,6 +1,7 @@
 """Saves in the background and copies in durable storage, without a framework."""
 
 import shutil
+import signal
 import threading
 import time
 from pathlib import Path
@@ -334,3 +335,56 @@ def test_storage_that_refuses_one_rank_leaves_no_other_waiting(tmp_path: Path, m
     assert ranks.run(resume, ["a", "b"]) == [0, 0]
     told = {(tmp_path / f"got-{rank}").read_text() for rank in range(2)}
     assert len(told) == 1 and (moment == "_open" or told == {"checkpoint-2"})
+
+
+def test_copies_that_may_not_be_deleted_hold_no_run_up(tmp_path: Path) -> None:
+    """Credentials that may write and not delete: only rank 0 deletes, so only it meets the refusal."""
+    run, far = tmp_path / "run", f"file://{tmp_path}/far"
+
+    def train(group: Group) -> None:
+        from fsspec.implementations.local import LocalFileSystem
+
+        def refused(*_: object, **__: object) -> None:
+            raise PermissionError("403 Forbidden: s3:DeleteObject")
+
+        if group.rank == 0:
+            setattr(LocalFileSystem, "rm_file", refused)
+        signal.alarm(20)  # one that waits for the others for ever
+        saver = Saver(run, keep=1, durable=far, group=group)
+        for step in (1, 2, 3):
+            save(saver, step)
+            saver.wait()
+        saver.close()
+        (tmp_path / f"closed-{group.rank}").touch()
+
+    assert ranks.run(train, ["a", "b"]) == [0, 0]
+    assert storage.names(far) == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
+    assert [each.name for each in checkpoint.complete(run)] == ["checkpoint-3"]
+
+
+def test_a_rank_that_cannot_read_the_manifest_leaves_no_other_waiting(tmp_path: Path) -> None:
+    """Only rank 0 reads it before a copy: the node of another may not see it yet, or lose its mount."""
+    run, far = tmp_path / "run", f"file://{tmp_path}/far"
+
+    def train(group: Group) -> None:
+        signal.alarm(20)
+        saver = Saver(run, durable=far, group=group)
+        path = save(saver, 1)
+        saver.wait()
+        if group.rank == 1:
+            read = manifest.read
+
+            def blind(checkpoint: str | Path) -> manifest.Manifest:
+                if Path(checkpoint).name == "checkpoint-2":
+                    raise ToolkitError("cannot read manifest.json: Stale file handle")
+                return read(checkpoint)
+
+            manifest.read = blind
+        for step in (2, 3):
+            path = save(saver, step)
+            saver.wait()
+        saver.close()
+        assert path.name == "checkpoint-3"
+
+    assert ranks.run(train, ["a", "b"]) == [0, 0]
+    assert storage.names(far) == ["checkpoint-2", "checkpoint-3"]

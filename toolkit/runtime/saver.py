@@ -161,17 +161,26 @@ class Saver:
         """
         try:
             self._copy(path)
-            self._behind = None
-            if self.group.rank == 0:
-                known = manifest.read(path)
-                skipped.discard_copies(self.durable, known.more.get(skipped.FACT) or ())
-                storage.prune(self.durable, self.keep, self.keep_every, known.step)
         except place.Taken:
             raise
-        except ToolkitError as error:
+        except ToolkitError as error:  # the same on all ranks, as what is behind must be: close copies it together
             self._behind = path
             if self.group.rank == 0:
                 print(f"note: {error.problems[0].message}; it is tried again with the next one", file=sys.stderr)
+            return
+        self._behind = None
+        if self.group.rank == 0:
+            self._delete_old_copies(path)
+
+    def _delete_old_copies(self, path: Path) -> None:
+        """What cannot be deleted there costs room; credentials that may write and not delete are common."""
+        try:
+            known = manifest.read(path)
+            skipped.discard_copies(self.durable, known.more.get(skipped.FACT) or ())
+            storage.prune(self.durable, self.keep, self.keep_every, known.step)
+        except ToolkitError as error:
+            said = error.problems[0].message
+            print(f"note: older copies cannot be deleted, and stay: {said}", file=sys.stderr)
 
 
 def start_from_durable(

@@ -48,8 +48,9 @@ def require_protocol(url: str) -> None:
 
 def upload(path: Path, url: str, group: Group = ALONE) -> None:
     """Copy a committed checkpoint below ``url``; every rank calls it. Raises ToolkitError on all where one fails."""
-    known = manifest.read(path)
-    target = f"{url.rstrip('/')}/{path.name}"
+    target, read = f"{url.rstrip('/')}/{path.name}", list[Manifest]()
+    sums.on_first(lambda: read.append(manifest.read(path)), group, target)
+    known: Manifest = group.share(read)[0][0]
     mine = shares.to_hash({name: each.bytes for name, each in known.files.items()}, group.hosts)[group.rank]
 
     def prepare() -> None:
