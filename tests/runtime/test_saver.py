@@ -1,5 +1,6 @@
 """Saves in the background and copies in durable storage, without a framework."""
 
+import datetime
 import shutil
 import signal
 import threading
@@ -16,7 +17,7 @@ from toolkit.runtime import refused as refusals
 from toolkit.runtime.lease import Lease
 from toolkit.runtime.save_failed import CopyFailed
 from toolkit.runtime.saver import Saver, start_from_durable
-from toolkit.runtime.together import ALONE, Group
+from toolkit.runtime.together import ALONE, Group, TorchGroup
 
 
 def save(saver: Saver, step: int) -> Path:
@@ -348,7 +349,7 @@ def test_copies_that_may_not_be_deleted_hold_no_run_up(tmp_path: Path) -> None:
             raise PermissionError("403 Forbidden: s3:DeleteObject")
 
         if group.rank == 0:
-            setattr(LocalFileSystem, "rm_file", refused)
+            LocalFileSystem.rm_file = refused
         signal.alarm(20)  # one that waits for the others for ever
         saver = Saver(run, keep=1, durable=far, group=group)
         for step in (1, 2, 3):
@@ -388,3 +389,20 @@ def test_a_rank_that_cannot_read_the_manifest_leaves_no_other_waiting(tmp_path: 
 
     assert ranks.run(train, ["a", "b"]) == [0, 0]
     assert storage.names(far) == ["checkpoint-2", "checkpoint-3"]
+
+
+@pytest.mark.slow
+def test_a_copy_that_takes_longer_than_a_collective_may_ends_no_run(tmp_path: Path) -> None:
+    """torch gives every operation of a group 30 minutes; here one second, and rank 1 has a large file to copy."""
+
+    def train(_: Group) -> None:
+        from torch.distributed import distributed_c10d
+
+        distributed_c10d.default_pg_timeout = datetime.timedelta(seconds=1)
+        group = TorchGroup(own=True)
+        if group.rank == 1:
+            time.sleep(4)
+        (tmp_path / str(group.rank)).write_text(f"{group.share(group.rank)}")
+
+    assert ranks.run(train, ["a", "b"], gloo=True) == [0, 0]
+    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["[0, 1]"] * 2

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import datetime
 import platform
 import sys
 from typing import Any, Protocol
+
+
+# How long a rank waits for one that has more to hash, delete or copy: a copy may take hours, and torch's own 30 minutes
+# would end the run for it. Who is gone closes its connections, and a hang is the watchdog's to see.
+PATIENCE = datetime.timedelta(days=7)
 
 
 class Group(Protocol):
@@ -42,7 +48,7 @@ class TorchGroup:
 
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
         same = distributed.get_backend() == "gloo" and not own
-        self._group = None if same else distributed.new_group(backend="gloo")
+        self._group = None if same else distributed.new_group(backend="gloo", timeout=PATIENCE)
         self.hosts: list[str] = self.share(platform.node())
 
     def share(self, value: Any) -> list[Any]:
