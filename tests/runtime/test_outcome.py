@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from toolkit.errors import ToolkitError
-from toolkit.runtime import outcome, signals
+from toolkit.runtime import failures, outcome, signals
+from toolkit.runtime.lease import Lease
 from toolkit.runtime.outcome import Presence
 
 GLOO = RuntimeError("Connection closed by peer")
@@ -158,3 +159,23 @@ def test_a_worker_ends_when_torchrun_is_gone(folder: Path) -> None:
     assert words(folder, 1) == ["here n3", "failed agent"]
     found = outcome.read(folder)
     assert found is not None and (found.kind, found.node, found.step) == ("agent", "n3", 6)
+
+
+def test_storage_that_is_away_hides_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every look at the folder fails by then, with an error that is none of "not there": a link to itself."""
+    monkeypatch.setenv("TOOLKIT_ATTEMPT", "7-0-0")
+    run = tmp_path / "run"
+    (run / ".attempt" / "7-0-0").mkdir(parents=True)
+    with pytest.raises(ZeroDivisionError) as found, Lease(run):
+        failure = failures.Failure(run, 0)
+        with signals.attended(run, 0) as stop, failure.kept():
+            assert not stop.agreed(step=4)
+            run.rename(tmp_path / "away")
+            run.symlink_to(run)
+            with pytest.raises(OSError, match="Too many levels"):
+                list(run.iterdir())
+            assert not stop.agreed(step=5)
+            raise ZeroDivisionError("the cause")
+    assert found.value.__context__ is None
+    assert failure.path.read_text().endswith("ZeroDivisionError: the cause\n")  # among the temporary files
+    failure.path.unlink()

@@ -70,7 +70,7 @@ def read(path: Path) -> Holder | None:
     """What a file says; None where it is gone or torn."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Holder)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, msgspec.MsgspecError, RecursionError):
         return None
 
 
@@ -163,11 +163,21 @@ def whose(directory: str | Path) -> str:
 
 
 def is_of_another_run(directory: str | Path, run: str) -> bool:
-    """Whether somebody else trains in a directory: then a rank of ``run`` must write nothing there."""
-    found = next((path for _, path in files(Path(directory), LEASE)), None)
+    """Whether somebody else trains in a directory: then a rank of ``run`` must write nothing there.
+
+    A directory that cannot be read is nobody's: who asks is about to tell why a run ends, and must come to that.
+    """
+    try:
+        return _is_of_another_run(Path(directory), run)
+    except OSError:
+        return False
+
+
+def _is_of_another_run(directory: Path, run: str) -> bool:
+    found = next((path for _, path in files(directory, LEASE)), None)
     if not run or found is None or (other := read(found)) is None or other.run in ("", run):
         return False
-    if is_copied(other, Path(directory)):
+    if is_copied(other, directory):
         return False
     here = lives_here(other)
     return time.time() - modified(found) <= STALE_SECONDS if here is None else here

@@ -24,6 +24,7 @@ the step that it is in, without a save (:func:`is_lost`).
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sys
@@ -100,19 +101,20 @@ class Lease:
         for number, old in holders.files(self.directory, LEASE):
             if number < generation:
                 old.unlink(missing_ok=True)
-        self._heart = _held[self.directory.resolve()] = heart
+        self._heart = _held[_key(self.directory)] = heart
         heart.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         heart, self._heart = self._heart, None
-        _held.pop(self.directory.resolve(), None)
+        _held.pop(_key(self.directory), None)
         if heart is None:
             return
         heart.stop()
-        if not heart.superseded():
-            heart.path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # storage that is away must not hide why the run ends
+            if not heart.superseded():
+                heart.path.unlink(missing_ok=True)
 
     def check(self) -> None:
         """Raise ToolkitError where another job has taken over: this one must write nothing more."""
@@ -190,7 +192,12 @@ class Lease:
         raise _belongs(self.directory, path, why, holder, self.stale_seconds)
 
 
-_held: dict[Path, Heartbeat] = {}
+_held: dict[str, Heartbeat] = {}
+
+
+def _key(directory: str | Path) -> str:
+    """Without links; never an error, as Path.resolve has for links in a circle."""
+    return os.path.realpath(directory)
 
 
 def _made(content: Path, path: Path) -> bool:
@@ -212,14 +219,14 @@ def _made(content: Path, path: Path) -> bool:
 
 def require(directory: str | Path) -> None:
     """Raise ToolkitError where this process held the lease of a directory and another job has taken over."""
-    found = _held.get(Path(directory).resolve())
+    found = _held.get(_key(directory))
     if found is not None and found.superseded():
         raise taken(directory)
 
 
 def is_lost(directory: str | Path) -> bool:
     """Whether this process held the lease of a directory and is known to have it no more; for every step to ask."""
-    found = _held.get(Path(directory).resolve())
+    found = _held.get(_key(directory))
     return found is not None and found.is_lost()
 
 

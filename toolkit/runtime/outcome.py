@@ -173,7 +173,7 @@ def read(directory: str | Path) -> Outcome | None:
     """The outcome of the newest start that has one; None where there is none that can be read."""
     try:
         return msgspec.json.decode((Path(directory) / OUTCOME).read_bytes(), type=Outcome)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, msgspec.MsgspecError, RecursionError):
         return None
 
 
@@ -194,8 +194,11 @@ def rank_of_environment() -> int:
 
 
 def is_finished(directory: str | Path) -> bool:
-    """Whether the whole run is done."""
-    return (Path(directory) / FINISHED).is_file()
+    """Whether the whole run is done, as far as can be seen."""
+    try:
+        return (Path(directory) / FINISHED).is_file()
+    except OSError:
+        return False
 
 
 def _witness(outcome: Outcome) -> bool:

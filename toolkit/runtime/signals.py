@@ -130,7 +130,8 @@ class StopRequest:
             if self.reason and not self.begun:
                 self._leave_now()
             if not self.begun and lease.is_lost(self.stop_file.parent):
-                print(f"error: {self._lost()}", file=sys.stderr, flush=True)
+                with contextlib.suppress(OSError, ValueError):
+                    print(f"error: {self._lost()}", file=sys.stderr, flush=True)
                 os._exit(ToolkitError.exit_code)
             if self._parent and os.getppid() != self._parent:
                 self.presence.failed("agent", f"torchrun (process {self._parent}) is gone")
@@ -140,7 +141,7 @@ class StopRequest:
         """Whether there is a file for this start. A job script, or else rank 0, has removed an earlier start's; without
         a job script the others know it.
         """
-        if self._left is not None and self._left.exists():
+        if self._left is not None and _stamp(self._left) is not None:
             return True
         found = _stamp(self.stop_file)  # an age would be by two clocks, the file server's and the node's
         return found is not None and (self.rank == 0 or bool(self.presence.name) or found != self._old)
@@ -152,7 +153,8 @@ class StopRequest:
             with contextlib.suppress(OSError):
                 self._left.touch()
         if os.environ.get("LOCAL_RANK", "0") == "0":  # once on each node
-            print(f"stopped before the first step ({self.reason}): nothing is lost", flush=True)
+            with contextlib.suppress(OSError, ValueError):  # nobody may read any more
+                print(f"stopped before the first step ({self.reason}): nothing is lost", flush=True)
         os._exit(stopped_exit_code())
 
     def agreed(self, device: Any = "cpu", step: int = 0) -> bool:
@@ -165,7 +167,7 @@ class StopRequest:
         if self.stopped:
             return True
         self.presence.step = step
-        if self.rank == 0 and not self.reason and self.stop_file.exists():
+        if self.rank == 0 and not self.reason and _stamp(self.stop_file) is not None:
             self.reason = f"the file {self.stop_file}"
         wanted = LOST if lease.is_lost(self.stop_file.parent) else int(bool(self.reason))
         distributed = sys.modules.get("torch.distributed")  # not imported: there is no process group
@@ -188,7 +190,10 @@ class StopRequest:
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
-    """Inode and time of change of a file, another one where it has been made or touched anew; None where it is not."""
+    """Inode and time of change of a file, another one where it has been made or touched anew; None where it is not.
+
+    Also None where the file system refuses: of the millions of looks of a run one that fails must not end it.
+    """
     try:
         stat = path.stat()
     except OSError:

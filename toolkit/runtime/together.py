@@ -7,7 +7,6 @@ import platform
 import sys
 from typing import Any, Protocol
 
-
 # How long a rank waits for one that has more to hash, delete or copy: a copy may take hours, and torch's own 30 minutes
 # would end the run for it. Who is gone closes its connections, and a hang is the watchdog's to see.
 PATIENCE = datetime.timedelta(days=7)
