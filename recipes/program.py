@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from recipes import options, quiet, ranks, refusal
+from recipes import inherited, options, quiet, ranks, refusal
 from toolkit.errors import Problems, ToolkitError, reason
 from toolkit.runtime import failures, native_log, refused, signals
 from toolkit.runtime import place as durable_place
@@ -35,6 +35,8 @@ def told(run: Callable[[argparse.Namespace], int], given: argparse.Namespace) ->
     """Run the program; problems with the inputs go to stderr as sentences, once on each node."""
     quiet.known_warnings()
     native_log.errors_only()
+    if (said := inherited.note(inherited.leave_out())) and os.environ.get("RANK", "0") == "0":
+        print(said, flush=True)
     try:
         return run(given)
     except KeyboardInterrupt:  # of a terminal; training ends by its own rules before (signals.py)
