@@ -16,7 +16,8 @@ from toolkit.errors import Problems, ToolkitError, reason
 from toolkit.runtime import failures, native_log, refused, signals
 from toolkit.runtime import place as durable_place
 from toolkit.runtime.lease import Lease
-from toolkit.runtime.outcome import Presence
+from toolkit.runtime.outcome import Presence, one_line
+from toolkit.runtime.save_failed import SaveFailed
 from toolkit.runtime.signals import StopRequest
 from toolkit.runtime.watchdog import Limits, Watchdog
 
@@ -113,6 +114,9 @@ def _alone(folder: Path) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(Lease(folder))
+        except SaveFailed as error:
+            Presence(folder).failed(error.kind, one_line(error), error)
+            raise
         except ToolkitError as error:
             Presence(folder).say(f"refused {error.problems[0].message}")
             raise

@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,8 +14,10 @@ import pytest
 from toolkit.errors import ToolkitError
 from toolkit.record import EventRecord, StepRecord
 from toolkit.runtime import checkpoint, lease, telemetry
+from toolkit.runtime.heartbeat import FIRST_BEAT
 from toolkit.runtime.lease import Holder, Lease
 from toolkit.runtime.outcome import Presence
+from toolkit.runtime.save_failed import SaveFailed
 from toolkit.runtime.signals import StopRequest
 
 FAST = {"heartbeat_seconds": 0.1, "stale_seconds": 0.6}
@@ -206,7 +209,55 @@ def test_of_many_that_find_a_dead_one_exactly_one_gets_it(tmp_path: Path) -> Non
 
 
 def test_heartbeats_are_written(tmp_path: Path) -> None:
-    with Lease(tmp_path, {}, heartbeat_seconds=0.05):
-        time.sleep(0.5)
-        found = msgspec.json.decode((tmp_path / ".lease.1").read_bytes(), type=Holder)
-    assert found.beats >= 3
+    with Lease(tmp_path, {}, heartbeat_seconds=0.02):
+        before = (tmp_path / ".lease.1").read_bytes()
+        assert msgspec.json.decode(before, type=Holder).beats == FIRST_BEAT
+        time.sleep(0.8)
+        after = (tmp_path / ".lease.1").read_bytes()
+    assert msgspec.json.decode(after, type=Holder).beats >= FIRST_BEAT + 10
+    assert len(before) == len(after)  # a file that grows is torn to who reads it in that moment
+
+
+def test_one_that_is_torn_for_a_moment_is_held(tmp_path: Path) -> None:
+    """A client of NFS may have the old size of a file and its new content: the last brace is not there."""
+    with Lease(tmp_path, {}, heartbeat_seconds=1000):
+        path = tmp_path / ".lease.1"
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1])
+        threading.Timer(0.15, path.write_bytes, [whole]).start()
+        with pytest.raises(ToolkitError, match="gave a sign"):
+            Lease(tmp_path, {}).look()
+        path.write_bytes(whole[:-1])
+        threading.Timer(0.15, path.write_bytes, [whole]).start()
+        lease.require(tmp_path)
+
+
+def test_one_that_cannot_be_read_has_not_been_taken_by_another(tmp_path: Path) -> None:
+    with Lease(tmp_path, {}, heartbeat_seconds=1000):
+        path = tmp_path / ".lease.1"
+        path.rename(tmp_path / "aside")
+        path.mkdir()
+        with pytest.raises(SaveFailed, match="Is a directory"):
+            checkpoint.begin(tmp_path, 1, require=lambda: lease.require(tmp_path))
+        path.rmdir()
+        (tmp_path / "aside").rename(path)
+        lease.require(tmp_path)
+
+
+@pytest.mark.parametrize("action", ["full", "unreadable"])
+def test_storage_that_refuses_the_lease_is_a_sentence(tmp_path: Path, action: str) -> None:
+    """A job that is started again on the disk that it has filled: as little a traceback as at the save."""
+    if action == "unreadable":
+        (tmp_path / ".lease.3").mkdir()
+    program = (
+        "import resource, sys\nfrom toolkit.runtime.lease import Lease\n"
+        "from toolkit.runtime.save_failed import SaveFailed\n"
+        "if sys.argv[2] == 'full':\n    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        "try:\n    Lease(sys.argv[1], {}).__enter__()\n"
+        "except SaveFailed as error:\n    print(error.kind, error.exit_code, error)\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path), action]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = {"full": "File too large", "unreadable": "Is a directory"}[action]
+    assert done.stdout.startswith(f"storage 1 cannot take the lease of {tmp_path}: {said}"), done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == [".lease.3"] * (action == "unreadable")

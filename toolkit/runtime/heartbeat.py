@@ -18,6 +18,10 @@ import msgspec
 from toolkit.runtime import holder as holders
 from toolkit.runtime.holder import LEASE, Holder
 
+# Signs are counted from here, so that each is as long as the one before: a file that grows is torn to who reads it in
+# that moment, and one that is torn is nobody's
+FIRST_BEAT = 10**9
+
 
 class Heartbeat:
     """Of the lease in ``path``, which ``holder`` has written: rewritten every so many ``seconds`` by a thread."""
@@ -41,9 +45,12 @@ class Heartbeat:
             self._thread.join()
 
     def superseded(self) -> Path | None:
-        """The lease that counts, where it is not this one (or this one's path, where all are gone)."""
+        """The lease that counts, where it is not this one (or this one's path, where all are gone).
+
+        Raises OSError where that cannot be read: then the storage ends the run, and nobody is said to have taken over.
+        """
         newest = next((path for _, path in holders.files(self.path.parent, LEASE)), self.path)
-        found = holders.read(newest)
+        found = holders.read_now(newest)
         return None if found is not None and holders.is_same(found, self.holder) else newest
 
     def is_lost(self) -> bool:
@@ -61,7 +68,7 @@ class Heartbeat:
         self._known = time.monotonic()
 
     def _beat(self) -> None:
-        beats = 0
+        beats = FIRST_BEAT
         while not self._lost and not self._done.wait(self.seconds):
             beats += 1
             with contextlib.suppress(OSError, msgspec.MsgspecError):  # a full or absent disk: the next one may reach it
@@ -74,7 +81,7 @@ class Heartbeat:
         try:
             there = msgspec.json.decode(os.pread(descriptor, 2**16, 0), type=Holder)
             if holders.is_same(there, self.holder):  # not another's, who began at 1 again
-                os.pwrite(descriptor, content, 0)  # beats only grow, so the content does not get shorter
+                os.pwrite(descriptor, content, 0)  # as long as what is there
                 os.fsync(descriptor)
         finally:
             os.close(descriptor)

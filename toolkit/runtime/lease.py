@@ -37,8 +37,9 @@ import msgspec
 
 from toolkit.errors import ToolkitError
 from toolkit.runtime import holder as holders
-from toolkit.runtime.heartbeat import Heartbeat
+from toolkit.runtime.heartbeat import FIRST_BEAT, Heartbeat
 from toolkit.runtime.holder import JOB, LEASE, STALE_SECONDS, Holder
+from toolkit.runtime.save_failed import SaveFailed, kind_of
 
 HEARTBEAT_SECONDS = 15.0
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -68,6 +69,12 @@ class Lease:
                 f"cannot write in {self.directory}: {error.strerror}",
                 remedy="ask for the right to, or give another --output-dir",
             ) from error
+        except OSError as error:
+            raise SaveFailed(
+                f"cannot take the lease of {self.directory}: {error.strerror or error}",
+                remedy="make room or mend the storage, then start again: nothing was changed",
+                kind=kind_of([str(error)]),
+            ) from error
         return self
 
     def look(self) -> None:
@@ -82,14 +89,14 @@ class Lease:
         generation = self._free_generation()
         self._require_no_job()
         path = self.directory / f"{LEASE}.{generation}"
-        self.holder = msgspec.structs.replace(self.holder, folder=self.directory.stat().st_ino)
+        self.holder = msgspec.structs.replace(self.holder, folder=self.directory.stat().st_ino, beats=FIRST_BEAT)
         temporary = self.directory / f".lease-of-{self.holder.host}-{self.holder.pid}"
-        temporary.write_bytes(msgspec.json.encode(self.holder))
         try:
+            temporary.write_bytes(msgspec.json.encode(self.holder))
             if not _made(temporary, path):
                 self._refuse(path, "took it in this moment")
         finally:
-            temporary.unlink()
+            temporary.unlink(missing_ok=True)
         heart = Heartbeat(path, self.holder, self.heartbeat_seconds, self.stale_seconds)
         try:
             if later := heart.superseded():
@@ -123,7 +130,7 @@ class Lease:
     def _free_generation(self) -> int:
         """The number to take, after waiting where that is needed; raises ToolkitError where the directory is held."""
         for number, path in holders.files(self.directory, LEASE):
-            holder = holders.read(path)
+            holder = holders.read_now(path)
             if holder is not None and not self._may_follow(holder):
                 self._require_gone(path, holder)
             return number + 1
