@@ -27,7 +27,7 @@ from toolkit.record import EventRecord, StepRecord
 from toolkit.runtime import checkpoint, skipped
 from toolkit.runtime.divergence import NAN, SPIKE, Diverged, Finding, Rules, Watch
 from toolkit.runtime.skipped import Setback
-from toolkit.runtime.telemetry import Telemetry
+from toolkit.runtime.telemetry import Telemetry, last_steps
 from toolkit.runtime.together import Group
 
 TOLD = 4  # micro batches whose loss is not finite
@@ -45,6 +45,14 @@ def rules(options: argparse.Namespace, warmup_steps: int = 0) -> Rules:
         skip_batches=options.skip_batches,
         most_setbacks=options.setbacks,
     )
+
+
+def known_steps(folder: Path, options: argparse.Namespace, start: int) -> list[StepRecord]:
+    """The last steps before a start that goes on after step ``start``: more than the watch and the jump look at.
+
+    Of a long run not all: each rank of a node would hold gigabytes of them. Some have no finite value to learn from.
+    """
+    return last_steps(folder, start, max(10_000, 20 * options.spike_window))
 
 
 class Share(NamedTuple):

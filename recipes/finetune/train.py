@@ -28,7 +28,7 @@ from toolkit.recipe import planned_steps, warmup_steps
 from toolkit.runtime import checkpoint, durable, lease, sums, together
 from toolkit.runtime.saver import Saver
 from toolkit.runtime.signals import StopRequest, stopped_exit_code
-from toolkit.runtime.telemetry import STEPS, Telemetry, read_steps, run_record
+from toolkit.runtime.telemetry import Telemetry, run_record
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -132,7 +132,7 @@ def _train(
     say(f"output: {folder}" + (f", {resume.describe(start)}" if start else ""), flush=True)
 
     device = "cpu" if checks.is_cpu(plan) else torch.cuda.get_device_name()
-    before = read_steps(folder) if (folder / STEPS).exists() else []
+    before = setbacks.known_steps(folder, options, start.step) if start else []
     telemetry = Telemetry(folder, run_record(plan.name, text, training.world_size, device), rank)
     if rank == 0 and (folder / "plan.json").resolve() != options.plan.resolve():
         durable.replace(folder / "plan.json", text)
@@ -143,7 +143,7 @@ def _train(
         setbacks.rules(options, warmup_steps(plan.contract, total)),
         folder,
         plan.contract.global_batch_size,
-        [each for each in before if start and each.step <= start.step],
+        before,
         telemetry,
         training.device,
         say,

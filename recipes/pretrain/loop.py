@@ -26,7 +26,7 @@ from toolkit.recipe import warmup_steps
 from toolkit.record import EvaluationRecord, StepRecord
 from toolkit.runtime import checkpoint, durable, lease, skipped, sums, together
 from toolkit.runtime.signals import StopRequest, stopped_exit_code
-from toolkit.runtime.telemetry import STEPS, Telemetry, read_evaluations, read_steps, run_record
+from toolkit.runtime.telemetry import Telemetry, read_evaluations, run_record
 from toolkit.runtime.watchdog import IDLE
 
 
@@ -61,7 +61,7 @@ def train(
         say(note)
     say(f"output: {folder}" + (f", {resume.describe(start)}" if start else ""), flush=True)
     record = run_record(plan.name, plan_text, torch.distributed.get_world_size(), machine.name)
-    before = read_steps(folder) if start and (folder / STEPS).exists() else []
+    before = setbacks.known_steps(folder, options, start.step) if start else []
     telemetry = Telemetry(folder, record, rank)
     if options.trace is not None:
         from recipes.pretrain import trace
@@ -74,7 +74,7 @@ def train(
         setbacks.rules(options, warmup_steps(contract, total)),
         folder,
         contract.global_batch_size,
-        [record for record in before if start and record.step <= start.step],
+        before,
         telemetry,
         machine.device,
         say,

@@ -96,13 +96,14 @@ def account(
     saves = sum(record.save_stall_seconds for record in steps) + sum(each.last_save_stall for each in starts)
     evaluating = sum(record.seconds for record in evaluations)
     start_up, idle, last = 0.0, 0.0, starts[0].began
+    by_start, evaluations_of = _by_start(steps), _by_start(evaluations)
     for restart, (began, ended) in enumerate((each.began, each.ended) for each in starts):
         idle += began - last
-        own = [record for record in steps if record.restart == restart]
+        own, examined = by_start.get(restart, []), evaluations_of.get(restart, [])
         signs = [record.ended_unix for record in own]
-        signs += [record.ended_unix for record in evaluations if record.restart == restart]
+        signs += [record.ended_unix for record in examined]
         if own:
-            before = [e.seconds for e in evaluations if e.restart == restart and e.ended_unix < own[0].ended_unix]
+            before = [each.seconds for each in examined if each.ended_unix < own[0].ended_unix]
             start_up += own[0].ended_unix - own[0].seconds - own[0].save_stall_seconds - sum(before) - began
         last = max([began, ended, *signs])
         if not own:
@@ -125,6 +126,13 @@ def account(
         repeated_steps=len(lost),
         productive_by_part=by_part(steps[number] for number in kept),
     )
+
+
+def _by_start(records: list[Record]) -> dict[int, list[Record]]:
+    found: dict[int, list[Record]] = {}
+    for each in records:
+        found.setdefault(each.restart, []).append(each)
+    return found
 
 
 def of_run(directory: str | Path) -> Goodput:
@@ -182,8 +190,9 @@ def _require_one_run(folder: Path, records: list[RunRecord], steps: list[StepRec
 
 def _require_one_after_another(folder: Path, starts: list[Start], steps: list[StepRecord]) -> None:
     """No two starts train at once, so one that begins before the last sign of the one before has another clock."""
+    by_start = _by_start(steps)
     for number in range(1, len(starts)):
-        before = [each.ended_unix for each in steps if each.restart == number - 1]
+        before = [each.ended_unix for each in by_start.get(number - 1, ())]
         early = max([starts[number - 1].ended, *before]) - starts[number].began
         if early > CLOCK_STEP:
             raise ToolkitError(
@@ -196,14 +205,16 @@ def _lines(path: Path, kind: type[Record]) -> list[Record]:
     """All lines in the order of the file, repeated steps too; a torn last one is left out."""
     if not path.exists():
         return []
-    lines = path.read_bytes().split(b"\n")[:-1]
-    return [_decoded(line, kind, f"{path}, line {number}") for number, line in enumerate(lines, start=1)]
+    with path.open("rb") as file:
+        lines = (line[:-1] for line in file if line.endswith(b"\n"))
+        return [_decoded(line, kind, path, number) for number, line in enumerate(lines, start=1)]
 
 
-def _decoded(content: bytes, kind: type[Known], where: object) -> Known:
+def _decoded(content: bytes, kind: type[Known], path: Path, line: int = 0) -> Known:
     try:
         return msgspec.json.decode(content, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        where = f"{path}, line {line}" if line else path
         raise ToolkitError(
             f"{where} is damaged: {error}", remedy="the other files of the run are as they were"
         ) from error

@@ -24,11 +24,13 @@ import msgspec
 
 from toolkit import __version__
 from toolkit.record import EvaluationRecord, EventRecord, RunRecord, StepRecord
-from toolkit.runtime import durable, lease
+from toolkit.runtime import durable, lease, tail
 
 RUN_ID = "run_id"
 RUN, STEPS, EVALUATIONS, EVENTS = "run.json", "steps.jsonl", "evaluations.jsonl", "events.jsonl"
 PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "peft", "datasets", "megatron-core", "numpy")
+
+UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)  # a damaged line must not keep a run from going on
 
 Record = TypeVar("Record", StepRecord, EvaluationRecord, EventRecord)
 
@@ -170,9 +172,9 @@ def run_id(directory: str | Path, adopted: str = "") -> str:
 
 def _open_at_line_end(path: Path) -> IO[bytes]:
     file = path.open("a+b")
-    file.seek(0)
-    content = file.read()
-    file.truncate(content.rfind(b"\n") + 1)
+    whole = tail.length_of_whole_lines(file)
+    if whole < file.seek(0, os.SEEK_END):
+        file.truncate(whole)
     return file
 
 
@@ -185,6 +187,26 @@ def read_steps(directory: str | Path) -> list[StepRecord]:
     """The steps that the run as it stands has made, in order, each once. What no start has written is left out."""
     steps = read_lines(directory)
     return [steps[number] for number in standing(steps)]
+
+
+def last_steps(directory: str | Path, up_to: int, count: int) -> list[StepRecord]:
+    """The last ``count`` that :func:`read_steps` gives up to a step; none where there is no file.
+
+    Only the end of the file is read: every rank of a start needs them, and holds them for as long as it runs.
+    """
+    found: list[StepRecord] = []
+    least = math.inf
+    path = Path(directory) / STEPS
+    for line in tail.lines_backwards(path) if path.exists() else ():
+        with contextlib.suppress(*UNREADABLE):
+            record = msgspec.json.decode(line, type=StepRecord)
+            if record.step < least:
+                least = record.step
+                if record.step <= up_to:
+                    found.append(record)
+        if len(found) >= count:
+            break
+    return found[::-1]
 
 
 def read_lines(directory: str | Path) -> list[StepRecord]:
@@ -221,10 +243,12 @@ def read_events(directory: str | Path) -> list[EventRecord]:
 
 
 def _lines(path: Path, kind: type[Record]) -> Iterator[Record]:
-    """The lines that can be read, without a torn last one: a damaged one must not keep a run from going on."""
-    for line in path.read_bytes().split(b"\n")[:-1]:
-        with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):
-            yield msgspec.json.decode(line, type=kind)
+    """The lines that can be read, without a torn last one."""
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                with contextlib.suppress(*UNREADABLE):
+                    yield msgspec.json.decode(line, type=kind)
 
 
 def wandb_reporting(directory: str | Path, environment: MutableMapping[str, str], rank: int = 0) -> bool:
