@@ -29,14 +29,15 @@ NAMES = frozenset(
     (
         "NVIDIA_TF32_OVERRIDE",  # cuBLAS and cuDNN: float32 in TF32 or not, whatever the program asks for
         "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
-        "NVTE_APPLY_QK_LAYER_SCALING",  # Transformer Engine, as megatron-core 0.16.1 hands it on
+        "NVTE_APPLY_QK_LAYER_SCALING",  # Transformer Engine's, which megatron-core 0.16.1 sets itself, or ends over
+        "NVTE_FLASH_ATTN",
+        "NVTE_FUSED_ATTN",
+        "NVTE_UNFUSED_ATTN",
         "TORCH_FORCE_WEIGHTS_ONLY_LOAD",  # torch.load, which then refuses the random states of a checkpoint
         "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD",
     )
 )
-KEPT = frozenset(  # how much is said, and on which cores
-    ("ACCELERATE_LOG_LEVEL", "ACCELERATE_DEBUG_MODE", "ACCELERATE_ENABLE_RICH", "ACCELERATE_CPU_AFFINITY")
-)
+KEPT = frozenset(("ACCELERATE_DEBUG_MODE", "ACCELERATE_ENABLE_RICH", "ACCELERATE_CPU_AFFINITY"))  # not what is learnt
 TOLD = 4
 
 

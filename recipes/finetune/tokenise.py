@@ -4,13 +4,12 @@ The first rows are done here, and tell how fast one process is. If there are mor
 rows, and their results are taken back in the order of the dataset: neither pieces nor errors depend on how many
 processes there are. At most a few chunks for each process are in memory, besides what is done.
 
-The other processes are spawned, not forked (a fork would copy the tokenizer's locks), and are given the tokenizer as
-it is, with the chat template that was settled.
+The other processes (:mod:`recipes.processes`) are given the tokenizer as it is, with the chat template that was
+settled.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import time
@@ -25,6 +24,7 @@ from recipes.finetune import chat
 from recipes.finetune.chat import Encoded
 from recipes.finetune.documents import Document, require_text
 from recipes.finetune.packing import Piece
+from recipes.processes import Crew, Killed
 from toolkit.errors import Problem, ToolkitError
 
 FIRST = 1024  # rows that are done here before other processes are started
@@ -143,31 +143,44 @@ def _chunks(rows: Iterator[Document], following: Document, first: int) -> Iterat
 
 
 def _by_others(chunks: Iterator[Chunk], tokenizer: Any, completion_only: bool, workers: int) -> Iterator[Piece]:
-    unread: list[ToolkitError] = []
-    on_their_way: deque[Any] = deque()
-    with _spawning().Pool(workers, _begin, (pickle.dumps((tokenizer, completion_only)),)) as pool:
-
-        def send() -> None:
-            try:
-                for chunk in islice(chunks, max(0, workers * AHEAD - len(on_their_way))):
-                    on_their_way.append(pool.apply_async(_encode, (chunk,)))
-            except ToolkitError as error:
-                unread.append(error)
-
-        send()
-        while on_their_way:
-            found, problems = on_their_way.popleft().get()
-            yield from found
-            if problems:
-                raise ToolkitError(*problems)
-            if not unread:
-                send()
+    """Where one of them is killed (by the kernel, when memory runs out) half as many do its chunks and what is left."""
+    given, unread = pickle.dumps((tokenizer, completion_only)), list[ToolkitError]()
+    on_their_way: deque[Chunk] = deque()
+    done: dict[int, tuple[list[Piece], tuple[Problem, ...]]] = {}  # by the chunk's first row
+    killed_at = 0
+    while True:
+        try:
+            with Crew(workers, _encode, _begin, given) as crew:
+                for chunk in on_their_way:
+                    if chunk.first not in done:
+                        crew.send(chunk.first, chunk)
+                while True:
+                    try:
+                        for chunk in islice(chunks, 0 if unread else max(0, workers * AHEAD - len(on_their_way))):
+                            on_their_way.append(chunk)
+                            crew.send(chunk.first, chunk)
+                    except ToolkitError as error:
+                        unread.append(error)
+                    if not on_their_way:
+                        break
+                    while on_their_way[0].first not in done:
+                        first, answer = crew.receive()
+                        done[first] = answer
+                    found, problems = done.pop(on_their_way.popleft().first)
+                    yield from found
+                    if problems:
+                        raise ToolkitError(*problems)
+            break
+        except Killed as error:
+            if workers == 1 and killed_at == on_their_way[0].first:
+                raise ToolkitError(
+                    f"the process that tokenises is killed each time, near row {killed_at} of the dataset",
+                    remedy="if dmesg tells of memory, use a machine with more; else look at that row",
+                ) from error
+            workers, killed_at = max(1, workers // 2), on_their_way[0].first
+            print(f"warning: a process that tokenises was killed; going on with {workers}", flush=True)
     if unread:
         raise unread[0]
-
-
-def _spawning() -> Any:
-    return multiprocessing.get_context("spawn")
 
 
 _worker: list[Any] = []  # what a worker process is given once: tokenizer, completion_only

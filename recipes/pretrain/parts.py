@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import multiprocessing
-import signal
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -21,6 +19,7 @@ import numpy as np
 from recipes.pretrain import sources
 from recipes.pretrain.sources import Part
 from recipes.pretrain.tokens import HELD_OUT, encode, load_tokenizer
+from recipes.processes import Crew, Killed
 from toolkit.errors import Problem, ToolkitError
 from toolkit.runtime import durable
 from toolkit.runtime.lease import Lease
@@ -129,13 +128,24 @@ def count(folder: Path, job: Job, workers: int) -> Iterator[Counted]:
         print(f"{done} of {len(job.parts)} parts were finished before", flush=True)
     processes = min(workers, len(missing))
     if processes:
-        spawn = multiprocessing.get_context("spawn")  # a fork would copy the tokenizer's locks
         problem = ""
-        with spawn.Pool(processes, _begin, (str(folder),)) as pool:
-            for number, (at, problem) in enumerate(pool.imap_unordered(_tokenise, missing), start=done + 1):
-                if problem:
-                    break
-                print(f"part {number}/{len(job.parts)} finished ({job.parts[at].path})", flush=True)
+        try:
+            with Crew(processes, _tokenise, _begin, str(folder)) as crew:
+                left = iter(missing)
+                for first in islice(left, processes):
+                    crew.send(first, first)
+                for number in range(done + 1, len(job.parts) + 1):
+                    _, (at, problem) = crew.receive()
+                    if problem:
+                        break
+                    for following in islice(left, 1):
+                        crew.send(following, following)
+                    print(f"part {number}/{len(job.parts)} finished ({job.parts[at].path})", flush=True)
+        except Killed as error:
+            raise ToolkitError(
+                "a process that tokenises was killed",
+                remedy="the parts that are finished stay: start again, with fewer --workers if memory ran out (dmesg)",
+            ) from error
         if problem:
             raise ToolkitError(problem, remedy="correct the input; the parts that are finished stay")
     for number in range(len(job.parts)):
@@ -146,14 +156,13 @@ _worker: dict[str, Any] = {}  # what a worker process loads once
 
 
 def _begin(folder: str) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, to all at once: the first process ends the others
     _worker.update(folder=Path(folder))
 
 
 def _tokenise(number: int) -> tuple[int, str]:
     """One part to tokens and lengths; its counts are written last. A problem comes back as a sentence."""
     try:
-        if "job" not in _worker:  # here and not before: a pool begins workers that end at once again and again
+        if "job" not in _worker:  # here and not before: what is wrong comes back as a sentence
             record = (_worker["folder"] / "job.json").read_bytes()
             job = msgspec.json.decode(record, type=Job)
             _worker.update(tokenizer=load_tokenizer(job.tokenizer), job=job)
