@@ -57,7 +57,7 @@ def require_same_experiment(plan: Plan, folder: Path) -> None:
 
     Before torch and the data, which may take hours: :func:`find` refuses it as well.
     """
-    for path in checkpoint.complete(folder)[-1:]:
+    for path in checkpoint.newest_complete(folder):
         try:
             saved = checkpoint.facts(path)
         except ToolkitError:  # gone since: another job writes here, which is told by its lease
@@ -134,8 +134,10 @@ def _discard_others(folder: Path, rank: int) -> None:
 
 def _tell_passed_over(folder: Path, torn: list[Path], chosen: Path | None) -> None:
     """Steps are done again, perhaps many: that is never left unsaid."""
-    whole = checkpoint.complete(folder)  # oldest first
-    newer = whole[whole.index(chosen) + 1 :] if chosen in whole else whole
+    every = checkpoint.every(folder)  # oldest first
+    newer = [
+        path for path in every[every.index(chosen) + 1 if chosen in every else 0 :] if checkpoint.is_complete(path)
+    ]
     names = [path.name for path in (*newer, *torn)]
     if names:
         why = f"toolkit ckpt verify {folder / names[-1]} tells why"

@@ -286,3 +286,25 @@ def test_what_torch_itself_writes(tmp_path: Path) -> None:
     torch.save(states, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
     assert [soundness.check(tmp_path, name) for name in ("new.pt", "old.pt")] == [None, None]
     assert soundness.facts_in(tmp_path / "new.pt") == {"dp_world_size": 3}
+
+
+def test_thousands_of_the_trainer_are_listed_in_a_time_that_grows_with_their_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a manifest lies beside one is looked for once, not for each of them among all."""
+    for step in range(1, 61):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(f'{{"global_step": {step}}}')
+    looks = list[bool]()
+    is_file = Path.is_file
+
+    def counted(path: Path) -> bool:
+        looks.append(path.name == found.MANIFEST)
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", counted)
+    assert [each.step for each in found.look(tmp_path) if each.damage(deep=False) is not None] == list(range(1, 61))
+    assert sum(looks) <= 3 * 60
+    (tmp_path / "checkpoint-61").mkdir()
+    (tmp_path / "checkpoint-61" / found.MANIFEST).write_text("{}")
+    assert not any(each.is_valid(deep=False) for each in found.look(tmp_path))

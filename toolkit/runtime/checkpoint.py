@@ -38,6 +38,7 @@ from toolkit.runtime.inventory import (
     inside,
     is_complete,
     named,
+    newest_complete,
     newest_valid,
     verify,
 )
@@ -46,7 +47,7 @@ from toolkit.runtime.together import ALONE, Group
 
 # by these names they are read from here as well
 __all__ = ["MANIFEST", "NAME", "SET_ASIDE", "Damage", "FileEntry", "Manifest", "choose", "complete", "is_complete"]
-__all__ += ["newest_valid", "verify"]
+__all__ += ["every", "newest_complete", "newest_valid", "verify"]
 
 FINISHED, LATEST = "FINISHED", "latest"
 HALF_WRITTEN = re.compile(rf"\.({LATEST}|{FINISHED})\.\d+")
@@ -181,18 +182,18 @@ def prune(directory: str | Path, keep: int = 2, keep_every: int = 0, saved: int 
 
     ``saved`` is the step of the last save, where there has been one: what is newer was passed over at the start, since
     it cannot be read, and neither counts nor goes. Torn ones that were set aside go once there is a whole one as new as
-    they are. Raises OSError for one that cannot be deleted, when all others are.
+    they are. What stays whatever it is like is not looked at. Raises OSError for one that cannot be deleted, when all
+    others are.
     """
-    whole = {path: manifest.read(path).step for path in complete(directory)}
-    if saved is not None:
-        whole = {path: step for path, step in whole.items() if step <= saved}
-    gone = retention.doomed(whole.items(), keep, keep_every)
-    newest = max(whole.values(), default=-1)
+    found = [each for each in named(directory, NAME) if saved is None or each[1] <= saved]
+    whole = retention.looked_at(found, is_complete, keep, keep_every)
+    gone = retention.doomed(whole, keep, keep_every)
+    newest = max((step for _, step in whole), default=-1)
     aside = [path for path, step in named(directory, SET_ASIDE) if step <= newest]
     errors = []
     for path in (*gone, *aside):
         try:
-            discard(path) if path in whole else durable.remove_tree(path)
+            discard(path) if path in gone else durable.remove_tree(path)
         except OSError as error:
             errors.append(error)
     if errors:

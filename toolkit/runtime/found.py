@@ -36,6 +36,7 @@ class Found(msgspec.Struct, frozen=True):
     path: Path
     kind: str  # of KINDS
     step: int
+    in_run: bool | None = None  # beside what this toolkit has committed; None: not looked at yet
 
     @property
     def name(self) -> str:
@@ -61,13 +62,16 @@ class Found(msgspec.Struct, frozen=True):
         found = [each for name in names if (each := soundness.check(self.path, name, deep))]
         told = {each.file for each in found}
         found += [each for each in structure.missing(self.path, names, self.kind) if each.file not in told]
-        if SET_ASIDE.fullmatch(self.name) or (checkpoint.NAME.fullmatch(self.name) and _is_run(self.path.parent)):
+        if SET_ASIDE.fullmatch(self.name) or (checkpoint.NAME.fullmatch(self.name) and self._is_in_run()):
             found.append(Damage(MANIFEST, "missing", "not committed: a save that is under way, or was never finished"))
         if self.kind == "huggingface":
             found += consistency.step_of(self.path)
             if STAGING.fullmatch(self.name):
                 found.append(Damage(".", "missing", "the Trainer gives it its name when all ranks have written"))
         return sorted(found, key=lambda each: each.file)
+
+    def _is_in_run(self) -> bool:
+        return _is_run(self.path.parent) if self.in_run is None else self.in_run
 
     def is_valid(self, deep: bool = True) -> bool:
         """Whether nothing is wrong that would keep it from being loaded."""
@@ -87,7 +91,8 @@ def look(directory: Path) -> list[Found]:
         inner = [each for each in _folders(directory) if TAG.fullmatch(each.name)]
         if kind != "deepspeed" or not inner:
             return [Found(directory, kind, _step(directory))]
-    found = [Found(path, kind, _step(path)) for path in _folders(directory) if (kind := kind_of(path))]
+    in_run = _is_run(directory)  # once for all of them, of which there may be thousands
+    found = [Found(path, kind, _step(path), in_run) for path in _folders(directory) if (kind := kind_of(path))]
     return sorted(found, key=lambda each: (each.step, _age(each.path), each.name))
 
 

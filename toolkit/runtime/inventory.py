@@ -6,6 +6,7 @@ ranks together, sums and all (:func:`choose`).
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from pathlib import Path
@@ -30,6 +31,12 @@ def is_complete(checkpoint: Path) -> bool:
 def complete(directory: str | Path) -> list[Path]:
     """The checkpoints of a run that look whole by manifest and sizes, oldest step first."""
     return [path for path in every(directory) if is_complete(path)]
+
+
+def newest_complete(directory: str | Path, count: int = 1) -> list[Path]:
+    """The last ``count`` of :func:`complete`; of older ones nothing is read, and there may be thousands."""
+    whole = (path for path in reversed(every(directory)) if is_complete(path))
+    return list(itertools.islice(whole, count))[::-1]
 
 
 def verify(checkpoint: str | Path, group: Group = ALONE, deep: bool = True) -> list[Damage]:
@@ -71,10 +78,10 @@ def choose(directory: str | Path, group: Group = ALONE, deep: bool = True) -> tu
     Those that only cannot be read now are passed over too, and are in neither. Raises ToolkitError on every rank where
     one of them does not see what rank 0 sees: it would go on from another checkpoint than the others.
     """
-    found: list[Path] = []
-    sums.on_first(lambda: found.extend(complete(directory)), group, Path(directory))
+    waiting: list[Path] = []
+    sums.on_first(lambda: waiting.extend(every(directory)), group, Path(directory))
     damaged: list[Path] = []
-    for path in reversed(group.share(found)[0]):
+    while (path := group.share(_next_whole(waiting))[0]) is not None:
         _require_visible(path, group)
         kinds = {each.kind for each in verify(path, group, deep) if each.fatal}
         if not kinds:
@@ -82,6 +89,15 @@ def choose(directory: str | Path, group: Group = ALONE, deep: bool = True) -> tu
         if not kinds & {"unreadable", "later"}:
             damaged.append(path)
     return None, damaged[::-1]
+
+
+def _next_whole(waiting: list[Path]) -> Path | None:
+    """The newest that looks whole, which is taken off the list with all that do not."""
+    while waiting:
+        path = waiting.pop()
+        if is_complete(path):
+            return path
+    return None
 
 
 def _require_visible(path: Path, group: Group) -> None:

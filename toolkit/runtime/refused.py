@@ -85,7 +85,7 @@ def _remedy(folder: Path) -> str:
     """Room, need, and what goes on; what cannot be found out is left out."""
     whole: list[Path] = []
     with contextlib.suppress(OSError, ToolkitError):
-        whole = checkpoint.complete(folder)
+        whole = checkpoint.newest_complete(folder)
     parts = []
     with contextlib.suppress(OSError):
         parts.append(_free(folder))

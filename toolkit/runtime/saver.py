@@ -117,7 +117,7 @@ class Saver:
         found: list[str] = []
 
         def look() -> None:
-            whole = checkpoint.complete(self.directory)[-1:]
+            whole = checkpoint.newest_complete(self.directory)
             found.extend(each.name for each in whole if storage.damage(f"{self.durable.rstrip('/')}/{each.name}"))
 
         sums.on_first(look, self.group, self.durable)

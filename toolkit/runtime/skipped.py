@@ -81,7 +81,7 @@ def read(directory: str | Path) -> Skipped:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Skipped)
     except FileNotFoundError:
-        newest = checkpoint.complete(directory)[-1:]
+        newest = checkpoint.newest_complete(directory)
         return Skipped(batches=of_checkpoint(newest[0]) if newest else ())
     except (OSError, msgspec.MsgspecError) as error:
         raise ToolkitError(

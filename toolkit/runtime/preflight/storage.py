@@ -64,11 +64,11 @@ def facts(request: Request, node: int) -> StorageFacts:
         space = os.statvfs(folder)
         free = 1.0 * space.f_bavail * space.f_frsize
         speed, clock = probe.measure(folder, node, free)
-        whole = checkpoint.complete(request.output_directory)
+        whole = checkpoint.newest_complete(request.output_directory, request.keep)
         inodes = space.f_favail if space.f_files else -1
         more = max(1, request.keep + 1 - len(whole))
         if whole and (free < request.checkpoint_bytes * more or 0 <= inodes < request.files_of_a_checkpoint * more):
-            for size in _set_aside(Path(request.output_directory), whole):
+            for size in _set_aside(Path(request.output_directory), checkpoint.complete(request.output_directory)):
                 free += size
                 inodes += inodes >= 0
         return StorageFacts(
