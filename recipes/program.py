@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from recipes import inherited, options, quiet, ranks, refusal
 from toolkit.errors import Problems, ToolkitError, reason
-from toolkit.runtime import failures, native_log, refused, signals
+from toolkit.runtime import failures, native_log, refused, screen, signals
 from toolkit.runtime import place as durable_place
 from toolkit.runtime.lease import Lease
 from toolkit.runtime.outcome import Presence, one_line
@@ -34,6 +34,7 @@ def watchdog(folder: Path, rank: int, world_size: int, given: argparse.Namespace
 
 def told(run: Callable[[argparse.Namespace], int], given: argparse.Namespace) -> int:
     """Run the program; problems with the inputs go to stderr as sentences, once on each node."""
+    screen.keep()
     quiet.known_warnings()
     native_log.errors_only()
     if (said := inherited.note(inherited.leave_out())) and os.environ.get("RANK", "0") == "0":
@@ -138,6 +139,7 @@ def leave(code: int) -> NoReturn:
     handlers (wandb has one) have run before.
     """
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads any more, or it is closed
+            stream.flush()
     os._exit(code)

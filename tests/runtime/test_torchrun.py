@@ -211,6 +211,16 @@ def test_native_warnings_are_shown_where_they_are_asked_for(
     os.environ.pop(native_log.LEVEL, None)
 
 
+@pytest.mark.parametrize(("asked", "level"), [("debug", "DEBUG"), ("INFO", "INFO"), ("trace", None), ("10", None)])
+def test_a_level_that_the_launcher_does_not_know_ends_no_start(
+    asked: str, level: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch 2.13 ends at its import over another name than Python's own, in capitals."""
+    monkeypatch.setenv(native_log.LAUNCHER, asked)
+    native_log.errors_only()
+    assert os.environ.get(native_log.LAUNCHER) == level
+
+
 def test_what_another_start_wrote_is_not_this_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(outcome.ATTEMPT_VARIABLE, "earlier")
     outcome.Presence(tmp_path).left("stopped", 75, "SIGTERM")

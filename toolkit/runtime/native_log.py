@@ -7,12 +7,17 @@ do exceptions and Python's warnings, which are none of this log.
 
 from __future__ import annotations
 
+import logging
 import os
 
 LEVEL, DETAIL = "TORCH_CPP_LOG_LEVEL", "TORCH_DISTRIBUTED_DEBUG"  # torch 2.13 reads them as it is imported
+LAUNCHER = "LOGLEVEL"  # of torch's launcher, in capitals; over any other name the import ends
 
 
 def errors_only() -> None:
     """Before torch is imported; also for the processes that are started here."""
     if DETAIL not in os.environ:  # what it asks for are INFO lines
         os.environ.setdefault(LEVEL, "ERROR")
+    asked = os.environ.pop(LAUNCHER, "").upper()
+    if asked in logging.getLevelNamesMapping():
+        os.environ[LAUNCHER] = asked

@@ -43,7 +43,7 @@ from pathlib import Path  # noqa: E402
 from types import FrameType  # noqa: E402
 from typing import TYPE_CHECKING, Any  # noqa: E402
 
-from toolkit.runtime import killed, native_log, outcome  # noqa: E402
+from toolkit.runtime import killed, native_log, outcome, screen  # noqa: E402
 from toolkit.runtime.divergence import DIVERGED  # noqa: E402
 from toolkit.runtime.faults import WITNESSES  # noqa: E402
 from toolkit.runtime.hang import HUNG  # noqa: E402
@@ -132,6 +132,7 @@ def main(argv: list[str]) -> int:
     """Run torchrun with ``argv[1:]`` for the run that writes into ``argv[0]``; returns the exit code."""
     requests = Requests()
     requests.listen()
+    screen.keep()
     folder, *words = argv
     native_log.errors_only()
     from torch.distributed import run
