@@ -312,3 +312,47 @@ def test_a_rank_that_does_not_see_the_folder_ends_the_start_of_all(
     assert {(tmp_path / f"told-{rank}").read_text() for rank in (0, 1)} == {
         "rank 1 on b does not see run/checkpoint-1, which rank 0 on a sees"
     }
+
+
+def saved(folder: Path, step: int) -> Path:
+    path = checkpoint.begin(folder, step)
+    (path / "state.bin").write_bytes(b"state")
+    checkpoint.commit(path, {"step": step})
+    return path
+
+
+@pytest.mark.parametrize("content", [b"x" * 5000, b"\xff" * 300, b"\0" * 4096, b"", b"checkpoint-9\nmore"])
+def test_whatever_a_power_cut_has_left_of_the_pointer_the_start_goes_on(tmp_path: Path, content: bytes) -> None:
+    saved(tmp_path, 1)
+    (tmp_path / "latest").write_bytes(content)
+    assert checkpoint.set_aside_incomplete(tmp_path) == []
+    assert (tmp_path / "latest").read_text() == "checkpoint-1\n"
+
+
+def test_a_folder_in_the_place_of_the_pointer_costs_no_save(tmp_path: Path) -> None:
+    """``cp -r checkpoint-400 latest`` of somebody who wants to keep it."""
+    (tmp_path / "latest").mkdir()
+    saved(tmp_path, 1)
+    saved(tmp_path, 2)
+    assert [path.name for path in checkpoint.complete(tmp_path)] == ["checkpoint-1", "checkpoint-2"]
+    assert checkpoint.set_aside_incomplete(tmp_path) == [] and (tmp_path / "latest").is_dir()
+
+
+def test_a_link_to_nowhere_where_a_torn_one_is_set_aside(tmp_path: Path) -> None:
+    (tmp_path / "incomplete-7").symlink_to("nowhere")
+    (tmp_path / "checkpoint-7").mkdir()
+    assert checkpoint.set_aside_incomplete(tmp_path) == [tmp_path / "incomplete-7"]
+    assert (tmp_path / "incomplete-7").is_dir()
+
+
+def test_a_file_system_that_cannot_fsync_folders(tmp_path: Path) -> None:
+    """Linux's own /proc is one; other errors of an fsync count."""
+    with pytest.raises(OSError, match="Invalid argument"):
+        descriptor = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    durable.sync_directory(Path("/proc"))
+    with pytest.raises(FileNotFoundError):
+        durable.sync_directory(tmp_path / "not there")

@@ -123,7 +123,12 @@ def commit(
 
 
 def point_to(directory: str | Path, name: str) -> None:
-    """Write the pointer: the name of the newest checkpoint, for people and other programs (this one looks itself)."""
+    """Write the pointer: the name of the newest checkpoint, for people and other programs (this one looks itself).
+
+    A folder that somebody has given its name stays as it is: a checkpoint is one without a pointer too.
+    """
+    if (Path(directory) / LATEST).is_dir() and not (Path(directory) / LATEST).is_symlink():
+        return
     durable.replace(Path(directory) / LATEST, f"{name}\n".encode())
 
 
@@ -169,8 +174,11 @@ def set_aside(directory: str | Path, doomed: Iterable[Path]) -> list[Path]:
 def _correct_pointer(folder: Path) -> None:
     """Where it names what is not there: the newest that is, or none."""
     pointer = folder / LATEST
-    if not pointer.is_file() or (folder / pointer.read_text(errors="replace").strip() / MANIFEST).is_file():
+    if not pointer.is_file():
         return
+    with contextlib.suppress(OSError):  # what stands there may be no name at all
+        if (folder / pointer.read_text(errors="replace").strip() / MANIFEST).is_file():
+            return
     if stays := complete(folder):
         point_to(folder, stays[-1].name)
     else:
@@ -229,7 +237,7 @@ def finished(directory: str | Path) -> dict[str, Any] | None:
 
 def _set_aside(path: Path) -> Path:
     target = path.with_name(path.name.replace("checkpoint", "incomplete"))
-    if target.exists():
+    if os.path.lexists(target):
         durable.remove_tree(target)  # an older torn one of the same step
     return durable.rename(path, target)
 

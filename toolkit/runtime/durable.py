@@ -9,9 +9,12 @@ what it is about to do to the observers first, so that tests can stop a process 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+NO_FSYNC_OF_FOLDERS = (errno.EINVAL, errno.EBADF, errno.ENOSYS, errno.ENOTSUP)
 
 # Called with the operation's name and path, before it happens.
 Observer = Callable[[str, Path], None]
@@ -74,11 +77,18 @@ def sync(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
+    """Wait until the names in a folder are on the disk, where the file system has a way to say so.
+
+    Some have none (SMB, some of FUSE and of virtual machines), and refuse; databases go on there too (PostgreSQL,
+    ``fsync_fname_ext`` in ``src/backend/storage/file/fd.c``).
+    """
     announce("fsync-directory", path)
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in NO_FSYNC_OF_FOLDERS:
+            raise
     finally:
         os.close(descriptor)
 
