@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from toolkit.errors import ToolkitError
+from toolkit.runtime import durable
 from toolkit.runtime.preflight import smi, storage, versions
 from toolkit.runtime.preflight.request import Request
 
@@ -35,7 +38,7 @@ def prepare(request: Request) -> None:
     with contextlib.suppress(OSError):  # the check of the storage tells
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.iterdir():
-            path.unlink()
+            durable.remove_tree(path)
         storage.token_file(request).touch()
 
 
@@ -48,6 +51,12 @@ def limited(check: Callable[[], Any], name: str) -> Any:
             found.append(check())
         except OSError as error:
             found.append({"error": str(error), "remedy": getattr(error, "remedy", "")})
+        except ToolkitError as error:
+            found.append({"error": error.problems[0].message, "remedy": error.problems[0].remedy})
+        except Exception as error:  # what nobody has thought of is not a mount that hangs
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            text = f"the check of {name} failed: {type(error).__name__}: {error} ({where.filename}:{where.lineno})"
+            found.append({"error": text, "remedy": "--skip leaves a check out; please report this one"})
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()

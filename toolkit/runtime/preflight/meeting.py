@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import resource
 import socket
 import threading
 import time
@@ -23,7 +24,7 @@ from typing import Any
 
 PINGS = 8
 RETRY_SECONDS = 0.25
-MOST_BYTES = 2**22  # of one line
+MOST_BYTES, MOST_BYTES_OF_A_NODE = 2**22, 2**16  # of one line: of a stranger's, and in what a round passes on
 
 
 class Unreachable(Exception):
@@ -38,7 +39,8 @@ class Line:
     """Lines of JSON over a socket, each with its own limit of time."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self._socket, self._rest = connection, b""
+        self._socket, self._rest = connection, bytearray()
+        self.most_bytes = MOST_BYTES
 
     def send(self, value: Any, seconds: float) -> None:
         """One line; OSError where the other side does not take it in time."""
@@ -48,17 +50,24 @@ class Line:
     def receive(self, seconds: float) -> Any:
         """The next line; OSError where none comes in time, or the other side has gone."""
         end = time.monotonic() + seconds
-        while b"\n" not in self._rest:
+        seen = 0
+        while (place := self._rest.find(b"\n", seen)) < 0:
+            seen = len(self._rest)
             self._socket.settimeout(max(end - time.monotonic(), 0.01))
             piece = self._socket.recv(2**16)
-            if not piece or len(self._rest) > MOST_BYTES:
+            if not piece or seen > self.most_bytes:
                 raise ConnectionResetError("the connection was closed")
             self._rest += piece
-        line, _, self._rest = self._rest.partition(b"\n")
+        line = bytes(self._rest[:place])
+        del self._rest[: place + 1]
         try:
             return json.loads(line)
         except ValueError as error:
             raise ConnectionResetError(f"not a message of preflight: {error}") from error
+
+    def of_a_round(self, nodes: int) -> None:
+        """From here on lines hold what all nodes say: of thousands that is more than a stranger may send."""
+        self.most_bytes = max(MOST_BYTES, MOST_BYTES_OF_A_NODE * nodes)
 
     def close(self) -> None:
         """No more lines."""
@@ -94,6 +103,7 @@ class First(Meeting):
         self._lines: dict[int, Line] = {}
         self._changed = threading.Condition()
         self._run, self._open = run, True
+        _raise_limit(nodes)
         self._socket = _listen(port)
         threading.Thread(target=self._accept, daemon=True).start()
         end = time.monotonic() + seconds
@@ -103,9 +113,13 @@ class First(Meeting):
             self._open = False
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # the socket is closed at the end
-            while True:
+        """Until the socket is closed; a connection that is gone again, or has no descriptor yet, is not the end."""
+        while self._socket.fileno() >= 0:
+            try:
                 connection, _ = self._socket.accept()
+            except OSError:
+                time.sleep(0.05)
+            else:
                 threading.Thread(target=self._greet, args=(Line(connection),), daemon=True).start()
 
     def _greet(self, line: Line) -> None:
@@ -123,6 +137,7 @@ class First(Meeting):
                 if self._open:  # one that comes later is counted as missing
                     self.hosts[hello["node"]] = str(hello["host"])
                     self._lines[hello["node"]] = line
+                    line.of_a_round(len(self.hosts))
                     self._changed.notify()
 
     def exchange(self, value: Any, seconds: float) -> list[Any]:
@@ -151,6 +166,15 @@ class First(Meeting):
         self._socket.close()
 
 
+def _raise_limit(nodes: int) -> None:
+    """A descriptor for each node: the usual limit of 1,024 is a wish that a process may change up to the hard one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = nodes + 256 if hard == resource.RLIM_INFINITY else min(nodes + 256, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def _listen(port: int) -> socket.socket:
     """On every address, IPv6 too where the machine has it."""
     try:
@@ -170,6 +194,7 @@ class Other(Meeting):
     def __init__(self, run: str, node: int, host: str, nodes: int, place: tuple[str, int], seconds: float) -> None:
         super().__init__(node, [""] * nodes)
         self._line = _connect(run, node, host, place, seconds)
+        self._line.of_a_round(nodes)
         best = float("inf")
         for _ in range(PINGS):
             before = time.time()

@@ -13,6 +13,7 @@ import os
 import secrets
 import socket
 import threading
+import time
 
 from toolkit.runtime.preflight.verdict import Trouble
 
@@ -57,11 +58,14 @@ class Listener:
             self.error = str(error)
 
     def _answer(self) -> None:
-        with contextlib.suppress(OSError):
-            while self._socket is not None:
+        """Until the socket is closed; who has gone again before the answer is not the end of it."""
+        while self._socket is not None and self._socket.fileno() >= 0:
+            try:
                 connection, _ = self._socket.accept()
                 with connection:
                     connection.sendall(self.word.encode())
+            except OSError:
+                time.sleep(0.01)
 
     def facts(self) -> dict[str, str | int]:
         """For the others."""
@@ -70,6 +74,8 @@ class Listener:
     def close(self) -> None:
         """Stop."""
         if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
             self._socket.close()
 
 

@@ -103,7 +103,9 @@ def log(time_limit: float) -> str | None:
     if shutil.which("nvidia-smi") is None:
         return None
     try:
-        done = subprocess.run(["nvidia-smi", "-q", "-x"], capture_output=True, text=True, timeout=time_limit)
+        done = subprocess.run(  # names of other users' processes are any bytes
+            ["nvidia-smi", "-q", "-x"], capture_output=True, text=True, errors="replace", timeout=time_limit
+        )
     except subprocess.TimeoutExpired as error:
         text = f"nvidia-smi has not answered within {time_limit:.0f} s"
         raise Unreadable(text, "a GPU or its driver hangs: look at dmesg for Xid errors, reboot the node") from error
