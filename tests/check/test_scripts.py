@@ -42,7 +42,7 @@ def test_our_own_script_is_really_read_and_a_fault_in_it_found() -> None:
     faults = {
         'step+=(--ntasks="$nodes" --ntasks-per-node=1)': ("step+=(--ntasks-per-node=8)", "tasks-times-workers"),
         "port=$((20000 + (SLURM_JOB_ID + attempt * 4999) % 10000))": ("port=29500", "fixed-port"),
-        "trap request_stop USR1": ("trap request_stop USR2", "signal-unheard"),
+        " USR1 USR2": (" USR2", "signal-unheard"),
         "--signals-to-handle='SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1'": ("--tee 3", "signal-to-steps"),
         "#SBATCH --requeue": ("set -x\n#SBATCH --requeue", "directive-late"),
     }

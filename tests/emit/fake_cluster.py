@@ -61,6 +61,11 @@ FAKES = {
         done
         exit "$highest" """,
     "scontrol": r"""
+        if [ "${1-}-${2-}" != show-hostnames ] && [ -e "$RECORD/../away" ]; then
+          rm "$RECORD/../away"
+          echo "scontrol: error: Unable to contact slurm controller (connect failure)" >&2
+          exit 1
+        fi
         case $1-$2 in
           show-job)
             state=$(sed -n "s/^$4 //p" "$RECORD/../states" 2>/dev/null)

@@ -13,7 +13,7 @@ import pytest
 from tests import plans
 from tests.emit.fake_cluster import FakeCluster
 from tests.emit.test_slurm import written
-from toolkit.emit import script, slurm
+from toolkit.emit import script, shell, slurm
 from toolkit.runtime.hang import Place
 
 PLAN = plans.all_plans()["zero3"]
@@ -474,3 +474,49 @@ def test_an_srun_that_does_not_end_after_the_attempt_is_ended(cluster: FakeClust
     assert done.returncode == 0, done.stderr
     assert "requeue: srun did not end after the attempt had" in done.stdout and requeued(cluster)
     assert [line["then"] for line in restarts(cluster)] == ["requeue"]
+
+
+AWAY = 'if [ "$node" = 0 ]; then touch "$RECORD/../away"; fi\n'  # the next question to Slurm's controller fails
+
+
+def test_the_controller_is_away_at_the_end_of_an_attempt(cluster: FakeCluster) -> None:
+    """It is restarted, or another one takes over: the run is not to end with that."""
+    done = run(cluster, f"{AWAY}saved 7; say asked USR1; say left 0; outcome stopped asked USR1; exit 0")
+    assert done.returncode == 0 and requeued(cluster), done.stderr
+    assert "waiting for the controller of Slurm: scontrol: error: Unable to contact" in done.stderr
+
+
+def test_the_controller_is_away_before_an_attempt(cluster: FakeCluster) -> None:
+    """srun would give up at once."""
+    (cluster.directory / "check").write_text(AWAY.replace("$node", "$SLURM_NODEID"))
+    done = run(cluster, "finish")
+    assert done.returncode == 0 and "waiting for the controller of Slurm" in done.stderr
+    assert not (cluster.directory / "away").exists()
+
+
+def test_a_controller_that_stays_away_ends_the_job(cluster: FakeCluster) -> None:
+    done = run(
+        cluster,
+        f"{AWAY}saved 7; say asked USR1; say left 0; outcome stopped asked USR1; exit 0",
+        CONTROLLER_SECONDS="0",
+    )
+    assert done.returncode == 1 and not requeued(cluster)
+    assert "error: not started again: Slurm does not tell of this job" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("version", "fails"), [("4.2.46(2)-release", 0), ("4.3.0", 0), ("4.4.20", 1), ("5.2.15", 1), ("10.1", 1)]
+)
+def test_an_empty_list_is_not_unset_to_an_old_bash(version: str, fails: int) -> None:
+    """Bash of CentOS 7 stopped at the first empty list. None that old is here: the script is told that it is one."""
+    text = shell.body("common")
+    start, end = text.index("unset_variables="), text.index('\n\n: "$')
+    line = f'BASH_VERSION="{version}"; set -eu; {text[start:end]}; echo "${{none_such}}"'
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
+    assert done.returncode == fails, done.stderr
+    assert text.count("set -u") == 0 and text.count('set "$unset_variables"') == 2
+
+
+def test_no_text_passes_through_a_file_in_tmp() -> None:
+    """Bash before 5.1 writes one for ``<<<``: with a full /tmp what the ranks wrote would be read as nothing."""
+    assert [name for name in (*slurm.BODIES, "launch") if "<<<" in shell.body(name)] == []

@@ -179,9 +179,10 @@ def cluster(tmp_path: Path) -> FakeCluster:
 def test_what_srun_and_torchrun_are_given(cluster: FakeCluster) -> None:
     done = cluster.run(written(cluster, PLANS["zero3"]), "--max-steps", "5", "a b")
     assert done.returncode == 0, done.stderr
-    assert cluster.words("srun")[:7] == [
+    assert cluster.words("srun")[:8] == [
         "--nodes=2",
         "--kill-on-bad-exit=1",
+        "--mem=0",
         "--export=ALL",
         "--ntasks=2",
         "--ntasks-per-node=1",
@@ -245,9 +246,10 @@ def test_another_shell_says_so(cluster: FakeCluster) -> None:
     assert (done.returncode, done.stderr) == (2, f"error: this script is for bash\n  bash {path}\n")
 
 
-def test_cpus_per_task_of_the_job_reach_the_step(cluster: FakeCluster) -> None:
-    cluster.run(written(cluster, PLANS["zero3"]), SLURM_CPUS_PER_TASK="48")
-    assert "--cpus-per-task=48" in cluster.words("srun")
+def test_the_step_has_all_cores_of_the_job(cluster: FakeCluster) -> None:
+    """The variable is that of a shell of ``salloc --cpus-per-task=2`` which sbatch was called in."""
+    cluster.run(written(cluster, PLANS["zero3"]), SLURM_CPUS_PER_TASK="2")
+    assert "--cpus-per-task=96" in cluster.words("srun")
 
 
 def test_a_restart_has_its_own_rendezvous(cluster: FakeCluster) -> None:

@@ -56,30 +56,54 @@ give_up() {
   exit "$code"
 }
 
+# scontrol, again while the controller does not answer, as when it is restarted or another one takes over.
+ask_slurm() {
+  local said patience=$((SECONDS + ${CONTROLLER_SECONDS:-900})) told=''
+  until said=$(scontrol "$@" 2>&1); do
+    case $said in
+      *"Unable to contact"* | *"imed out"* | *"standby mode"* | *"Zero Bytes"* | *"onnection re"*) ;;
+      *) patience=0 ;;
+    esac
+    if [ "$SECONDS" -ge "$patience" ]; then printf '%s\n' "$said" >&2 && return 1; fi
+    if [ -z "$told" ]; then printf 'waiting for the controller of Slurm: %s\n' "$said" >&2; fi
+    told=yes
+    sleep 5
+  done
+  if [ -n "$said" ]; then printf '%s\n' "$said"; fi
+}
+
+# srun gives up at once where it does not answer.
+await_controller() { ask_slurm show job -o "$SLURM_JOB_ID" >/dev/null || true; }
+
 # Ends this script, at the latest when Slurm kills it. Slurm lets the owner of a job exclude nodes only while
 # the job waits, which it does from the requeue on, when this script still has some seconds.
 requeue_without() {
-  local nodes_excluded before
+  local nodes_excluded record before this=$SLURM_JOB_ID
   if [ "$restart" -ge "$max_requeues" ]; then
     give_up "$restart restarts are enough (MAX_REQUEUES=$max_requeues)${cause:+; $cause}"
   fi
   remember "requeue${1:+ without $1}"
-  before=$(scontrol show job -o "$SLURM_JOB_ID")
-  before=${before##* ExcNodeList=} before=${before%% *}
+  record=$(ask_slurm show job -o "$SLURM_JOB_ID") || give_up "Slurm does not tell of this job"
+  # the other lines are those of its array, which has the number of one of its jobs
+  record=$(printf '%s\n' "$record" | grep "^JobId=$SLURM_JOB_ID ") || true
+  case $record in *" ArrayTaskId="*)
+    this=${record#* ArrayJobId=} record=${record#* ArrayTaskId=}
+    this=${this%% *}_${record%% *} ;;
+  esac
+  before=${record##* ExcNodeList=} before=${before%% *}
   case $before in '(null)' | '' | *=*) before= ;; esac
   nodes_excluded=${before:+$before,}${1// /,}
   trap '' TERM
   if [ -n "$1" ]; then echo "requeue without $1: $cause"; else echo "requeue${cause:+: $cause}"; fi
-  scontrol requeue "$SLURM_JOB_ID" || give_up "Slurm refuses to requeue this job"
+  ask_slurm requeue "$this" || give_up "Slurm refuses to requeue this job"
   if [ -n "$1" ]; then
-    scontrol update JobId="$SLURM_JOB_ID" ExcNodeList="$nodes_excluded" ||
+    ask_slurm update JobId="$this" ExcNodeList="$nodes_excluded" ||
       echo "note: Slurm refuses to exclude $nodes_excluded; the job may land there again" >&2
   fi
   exit 0
 }
 
 # No trap on CONT: with one, some signals at the time limit were lost.
-stop_requested=0
 srun_pid=
 # shellcheck disable=SC2317,SC2329  # called by trap
 request_stop() {
@@ -88,7 +112,19 @@ request_stop() {
   if is_mine; then { : >"$output_directory/STOP"; } 2>/dev/null || true; fi
   if [ -n "$srun_pid" ]; then kill -USR1 "$srun_pid" 2>/dev/null || true; fi
 }
-trap request_stop USR1
+trap request_stop USR1 USR2
+
+# With --signal=B:TERM a request too; else it comes at the end of a job, which Slurm no longer calls running.
+# shellcheck disable=SC2317,SC2329  # called by trap
+end_or_stop() {
+  if [ "$(state_of "$SLURM_JOB_ID" /)" = RUNNING ]; then
+    request_stop
+  else
+    trap - TERM
+    kill -TERM $$
+  fi
+}
+trap end_or_stop TERM
 
 # For a step in the background, the one that was started last: the shell runs no trap while it waits in the foreground.
 await_step() {
@@ -106,7 +142,7 @@ await_step() {
 # it is ended so many seconds after the attempt has told how it ended. Ages are differences of times of the file server.
 end_stuck_step() (
   local patience told pause=''
-  trap '' USR1
+  trap '' USR1 USR2
   trap 'kill "$pause"; exit' TERM
   patience=${STEP_END_SECONDS:-$((2 * stop_seconds + 60))}
   while kill -0 "$1"; do
@@ -128,12 +164,14 @@ run_attempt() {
     "$planned_processes processes of $program with $launcher"
   echo "nodes: ${hosts//$'\n'/ } rendezvous: $meeting:$port output: $output_directory"
   rc=0
+  await_controller
   if [ "$stop_requested" = 1 ]; then return; fi
   "${step[@]}" "${container_options[@]}" \
     bash -c "$on_each_node" on_each_node "$launcher" "$gpus_per_node" "${launch[@]}" &
   started=$!
   end_stuck_step "$started" </dev/null >/dev/null 2>&1 &
   watcher=$!
+  disown "$watcher"                                      # older bash tells of its end, as of a fault
   await_step "$started"
   kill "$watcher" 2>/dev/null || true
 }
@@ -143,7 +181,9 @@ run_attempt() {
 # a request to stop, or by a fault. Further options of it may be given.
 check_nodes() {
   local text id=$SLURM_JOB_ID-$restart check=("${preflight[@]}" "$@")
-  if [ "${#preflight[@]}" = 0 ] || [ "$stop_requested" = 1 ]; then return; fi
+  if [ "${#preflight[@]}" = 0 ]; then return; fi
+  await_controller
+  if [ "$stop_requested" = 1 ]; then return; fi
   if [ "$attempt" -gt 0 ]; then id=$id-$attempt; fi
   check+=(--run-id "$id" --rendezvous "$meeting:$port")
   if [ "${#hosts}" -lt 100000 ]; then check+=(--hosts "${hosts//$'\n'/,}"); fi        # one word has at most 128 KiB

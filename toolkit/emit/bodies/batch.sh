@@ -7,3 +7,5 @@ for name in SLURM_JOB_ID SLURM_JOB_NUM_NODES SLURM_JOB_NODELIST SLURM_CPUS_ON_NO
   fi
 done
 cd -- "$SLURM_SUBMIT_DIR"
+stop_requested=0
+trap stop_requested=1 USR1 USR2                          # by preemption while modules load, say

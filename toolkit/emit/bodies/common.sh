@@ -5,6 +5,11 @@ fail() {
   exit 2
 }
 
+# Bash before 4.4, as of CentOS 7, takes an empty list for an unset variable.
+unset_variables=-u
+case $BASH_VERSION in [0-3].* | 4.[0-3].*) unset_variables=+u ;; esac
+set "$unset_variables"
+
 : "${directory:?}" "${plan_file:?}" "${program:?}" "${output_directory:?}"
 : "${nodes:?}" "${processes_per_node:?}" "${stop_seconds:?}" "${planned_processes:?}"
 
@@ -40,7 +45,7 @@ if [ "${#modules[@]}" -gt 0 ]; then
   module load "${modules[@]}"
 fi
 if [ -n "${setup_command:-}" ]; then eval "$setup_command"; fi
-set -u
+set "$unset_variables"
 
 python=python3
 if [ "${container_runtime:-none}" = none ]; then
@@ -79,7 +84,7 @@ fi
 # A check of the nodes before each start: PREFLIGHT=0 leaves it out, PREFLIGHT_OPTIONS adds options ("--skip gpus").
 preflight=()
 if [ "${PREFLIGHT:-1}" != 0 ]; then
-  read -r -a preflight <<<"${PREFLIGHT_OPTIONS:-}"
+  read -r -a preflight < <(printf '%s\n' "${PREFLIGHT_OPTIONS:-}")
   patience=240                                           # seconds: Python and torch come from a busy file system
   if [ "${container_runtime:-none}" != none ] ||          # nodes fetch the image one sooner than another
     [ -z "${SLURM_JOB_ID:-}" ]; then patience=1200; fi   # nor does anybody start all of them at one time

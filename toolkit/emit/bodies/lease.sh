@@ -10,7 +10,7 @@ space() { echo "$(cat /proc/sys/kernel/random/boot_id) $(readlink /proc/self/ns/
 is_mine() { [ -n "$held" ] && [ "$(cat -- "$held" 2>/dev/null)" = "$credentials" ]; }
 
 # One value of a holder's JSON.
-of_holder() { sed -n "s/.*\"$1\": *\"\{0,1\}\([^\",}]*\).*/\1/p" <<<"$holder" || true; }
+of_holder() { printf '%s\n' "$holder" | sed -n "s/.*\"$1\": *\"\{0,1\}\([^\",}]*\).*/\1/p" || true; }
 
 name_holder() {
   local since job
@@ -23,7 +23,7 @@ state_of() {
   local said
   said=$(timeout 30 scontrol show job -o "$1" 2>&1) || true
   case $said in *"Invalid job id"*) if [ -O "$2" ]; then echo FORGOTTEN; fi && return ;; esac
-  said=$(grep "^JobId=$1 " <<<"$said") || true           # the other lines are those of its array
+  said=$(printf '%s\n' "$said" | grep "^JobId=$1 ") || true  # the other lines are those of its array
   case $said in *" JobState="*) said=${said#* JobState=} && echo "${said%%[!A-Z_]*}" ;; esac
 }
 
@@ -135,7 +135,7 @@ take_folder() {
     if [ "$number" -lt "${held##*.}" ]; then rm -f -- "$output_directory/.job.$number" || true; fi
   done
   (
-    trap '' USR1
+    trap '' USR1 USR2
     trap 'kill "$nap"; exit' TERM
     while kill -0 $$; do
       touch -c -- "$held"

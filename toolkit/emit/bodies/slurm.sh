@@ -1,5 +1,9 @@
 # ---- What Slurm gave, and the command that starts one attempt. ------------------------------------
-restart=${SLURM_RESTART_COUNT:-0}      # unset in the first run
+restart=${SLURM_RESTART_COUNT:-0}      # unset in the first run, or that of the job that submitted this one
+if [ "$restart" != 0 ]; then
+  record=$(scontrol show job -o "$SLURM_JOB_ID" 2>/dev/null | grep "^JobId=$SLURM_JOB_ID ") || true
+  case $record in *" Restarts="*) restart=${record#* Restarts=} && restart=${restart%% *} ;; esac
+fi
 max_requeues=${MAX_REQUEUES:-50}       # starts again, of this job
 max_no_progress=${MAX_NO_PROGRESS:-2}  # starts again in a row after which no newer checkpoint was there
 [ "$SLURM_JOB_NUM_NODES" = "$nodes" ] || fail \
@@ -15,19 +19,24 @@ if ! getent hosts "$first_host" >/dev/null; then         # a node name that is n
   case $address in *NodeAddr=*) address=${address#*NodeAddr=} && meeting=${address%%[[:space:]]*} ;; esac
 fi
 
-# What a user or a site asked of the whole job, and srun would ask again of each step: it hides GPUs from their
-# processes, or contradicts the options below.
+# What a user or a site asked of the whole job, or what the job had that this one was submitted from, and srun would ask
+# again of each step: it hides GPUs from their processes, or contradicts the options below.
 unset SLURM_GPUS SLURM_GPUS_PER_TASK SLURM_GPUS_PER_SOCKET SLURM_GPU_BIND SLURM_TRES_PER_TASK SLURM_TRES_BIND \
-  SLURM_NTASKS_PER_GPU SLURM_NTASKS_PER_SOCKET SLURM_NTASKS_PER_CORE
+  SLURM_NTASKS_PER_GPU SLURM_NTASKS_PER_SOCKET SLURM_NTASKS_PER_CORE SLURM_CPUS_PER_GPU SLURM_GRES SLURM_STEP_GRES \
+  SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_MEM_PER_NODE SLURM_DISTRIBUTION SLURM_HOSTFILE SLURM_HINT \
+  SLURM_THREADS_PER_CORE SLURM_CORE_SPEC SLURM_THREAD_SPEC SLURM_EXACT SLURM_EXCLUSIVE SLURM_OVERCOMMIT \
+  SLURM_OVERLAP SLURM_NO_KILL SLURM_IMMEDIATE SLURM_TIMELIMIT SLURM_WAIT SLURM_TEST_EXEC SLURM_WORKING_DIR \
+  SLURM_REMOTE_CWD SLURM_STDINMODE SLURM_STDOUTMODE SLURM_STDERRMODE SLURM_CONSTRAINT SLURM_HET_SIZE
+case ${SLURM_CPU_BIND:-}${SLURM_MEM_BIND:-} in *mask_* | *map_*) unset SLURM_CPU_BIND SLURM_MEM_BIND ;; esac  # a step's
 cores=$SLURM_CPUS_ON_NODE                                # of the node that has the fewest
 each=${SLURM_JOB_CPUS_PER_NODE:-}                        # 96(x2),64
 for count in ${each//,/ }; do
   count=${count%%(*}
   if [ "$count" -lt "$cores" ]; then cores=$count; fi
 done
-everywhere=(srun --overlap --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --export=ALL
+everywhere=(srun --overlap --mem=0 --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --export=ALL
   --cpus-per-task="$cores")                              # a process for each GPU imports torch
-step=(srun --nodes="$nodes" --kill-on-bad-exit=1
+step=(srun --nodes="$nodes" --kill-on-bad-exit=1 --mem=0   # all that the job has there
   --export=ALL)                                          # also after sbatch --export=NONE
 case $launcher in
   torchrun)                                              # one task per node, torchrun starts the processes of its node
@@ -39,7 +48,8 @@ case $launcher in
   *) fail "launcher $launcher is not known" "use torchrun or srun" ;;
 esac
 if [ "$cpus" -lt 1 ]; then cpus=1; fi
-step+=(--cpus-per-task="${SLURM_CPUS_PER_TASK:-$cpus}")  # srun does not inherit it (22.05)
+# not SLURM_CPUS_PER_TASK: that of other tasks, where a user asked for those, or of the job that submitted this one
+step+=(--cpus-per-task="$cpus")
 mounts=("$PWD:$PWD" "${container_mounts[@]}")
 in_container=()
 container_options=()

@@ -6,7 +6,8 @@ outcome_of() {
   local said
   said=$(cat -- "$output_directory/outcome.json" 2>/dev/null) || return 0
   case $said in *"\"attempt\": \"$TOOLKIT_ATTEMPT\""* | *'"attempt": ""'*) ;; *) return 0 ;; esac
-  sed -n "s/^  \"$1\": \"\{0,1\}\(.*[^\",]\)\"\{0,1\},\{0,1\}\$/\1/p" <<<"$said"
+  # no here-string: bash before 5.1 makes a file in /tmp of it, which may be full
+  printf '%s\n' "$said" | sed -n "s/^  \"$1\": \"\{0,1\}\(.*[^\",]\)\"\{0,1\},\{0,1\}\$/\1/p"
 }
 
 saved_step() {                                           # of the newest whole checkpoint; 0 without one
