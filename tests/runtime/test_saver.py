@@ -1,6 +1,8 @@
 """Saves in the background and copies in durable storage, without a framework."""
 
 import datetime
+import json
+import resource
 import shutil
 import signal
 import threading
@@ -221,6 +223,11 @@ def two_saves(tmp_path: Path) -> tuple[Path, str]:
     return run, far
 
 
+def holder_of(place: Path) -> str:
+    """The run whose copies they are."""
+    return str(json.loads((place / "holder.json").read_text())["run_id"])
+
+
 def flip(folder: Path) -> None:
     victim = folder / "part_0" / "state.bin"
     victim.write_bytes(bytes([victim.read_bytes()[0] ^ 1]) + victim.read_bytes()[1:])
@@ -329,13 +336,37 @@ def test_storage_that_refuses_one_rank_leaves_no_other_waiting(tmp_path: Path, m
         def refused(*_: object, **__: object) -> bytes:
             raise PermissionError("403 Forbidden")
 
-        if group.rank == 1:
+        if group.rank == (1 if moment == "cat_file" else 0):  # which reads the only file
             setattr(LocalFileSystem, moment, refused)
-        (tmp_path / f"got-{group.rank}").write_text(f"{start_from_durable(run, far, group)}")
+        try:
+            got = f"{start_from_durable(run, far, group)}"
+        except storage.Unreachable as error:
+            got = f"{error}"
+        (tmp_path / f"got-{group.rank}").write_text(got)
 
     assert ranks.run(resume, ["a", "b"]) == [0, 0]
     told = {(tmp_path / f"got-{rank}").read_text() for rank in range(2)}
-    assert len(told) == 1 and (moment == "_open" or told == {"checkpoint-2"})
+    assert len(told) == 1
+    assert "403 Forbidden" in told.pop() if moment == "_open" else told == {"checkpoint-2"}
+
+
+@pytest.mark.parametrize("newer_than", [-1, 1])
+def test_a_disk_without_room_for_a_copy_does_not_begin_the_run_anew(tmp_path: Path, newer_than: int) -> None:
+    """All copies are whole, and none can be written here: that is told. One that has a checkpoint goes on from it."""
+    run, far = two_saves(tmp_path)
+    shutil.rmtree(run)
+
+    def resume(group: Group) -> None:
+        run.mkdir()
+        (run / "run_id").write_text(holder_of(tmp_path / "far"))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))  # room for the mark of the place
+        if newer_than < 0:
+            with pytest.raises(storage.Unreachable, match="File too large"):
+                start_from_durable(run, far, group)
+        else:
+            assert start_from_durable(run, far, group, newer_than=newer_than) is None
+
+    assert ranks.run(resume, ["a"]) == [0]
 
 
 def test_copies_that_may_not_be_deleted_hold_no_run_up(tmp_path: Path) -> None:

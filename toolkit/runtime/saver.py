@@ -18,7 +18,7 @@ from typing import Any
 from toolkit.errors import ToolkitError, reason
 from toolkit.runtime import checkpoint, lease, manifest, place, skipped, storage, sums, telemetry, together
 from toolkit.runtime.manifest import Manifest
-from toolkit.runtime.save_failed import CopyFailed
+from toolkit.runtime.save_failed import CopyFailed, SaveFailed
 from toolkit.runtime.together import Group
 
 
@@ -196,9 +196,9 @@ def start_from_durable(
     ``newer_than`` is the step of the newest that is whole in the run's own folder, ``usable`` tells of a manifest
     whether this run can go on from there. Damaged ones, also those found out on their way, are passed over. Every rank
     calls it. Raises ToolkitError on all where ``require`` does so, which is called on rank 0 with the facts of the
-    newest one and its URL before anything is fetched; and where the storage cannot be read and the run has nothing of
-    its own: it would begin anew although there may be something to go on from. The place is this run's afterwards, or
-    Taken is raised (:mod:`toolkit.runtime.place`).
+    newest one and its URL before anything is fetched; and where the storage cannot be read, or none be copied, and the
+    run has nothing of its own: it would begin anew although there may be something to go on from. The place is this
+    run's afterwards, or Taken is raised (:mod:`toolkit.runtime.place`).
     """
     if not url:
         return None
@@ -216,12 +216,17 @@ def start_from_durable(
             print(f"note: {error.problems[0].message}; going on without it", file=sys.stderr)
 
     sums.on_first(look, group, url)
+    unread: ToolkitError | None = None
     for name in group.share(found)[0]:
         try:
             return storage.fetch(url, name, Path(directory), group).name
         except ToolkitError as error:
+            if isinstance(error, storage.Unreachable | SaveFailed):
+                unread = unread or error
             if group.rank == 0:
                 print(f"note: {error.problems[0].message}", file=sys.stderr)
+    if unread is not None and newer_than < 0:
+        raise unread
     return None
 
 
@@ -243,5 +248,9 @@ def _newer(
             require = None
         if known.step <= newer_than:
             return
-        if known.step == storage.step_of(name) and usable(known) and not storage.damage(target):
-            yield name
+        if known.step == storage.step_of(name) and usable(known):
+            wrong = storage.damage(target)
+            if unread := next((each.text for each in wrong if each.kind == "unreadable"), ""):
+                raise storage.Unreachable(f"{target}: {unread}", remedy="look whether the storage can be reached")
+            if not wrong:
+                yield name

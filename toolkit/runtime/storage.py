@@ -77,7 +77,10 @@ def upload(path: Path, url: str, group: Group = ALONE) -> None:
 
 
 def fetch(url: str, name: str, directory: Path, group: Group = ALONE) -> Path:
-    """Copy a checkpoint of durable storage into the run's own folder and commit it there; every rank calls it."""
+    """Copy a checkpoint of durable storage into the run's own folder and commit it there; every rank calls it.
+
+    Raises on all ranks ToolkitError for a damaged one; Unreachable, or SaveFailed, where it could not be copied.
+    """
     source = f"{url.rstrip('/')}/{name}"
     found: list[Manifest] = []
     sums.on_first(lambda: found.append(read(source)), group, source)
@@ -85,17 +88,31 @@ def fetch(url: str, name: str, directory: Path, group: Group = ALONE) -> Path:
     path = checkpoint.begin(directory, known.step, group)
     mine = shares.to_hash({each: entry.bytes for each, entry in known.files.items()}, group.hosts)[group.rank]
 
+    spoiled: list[str] = []
+
     def copy() -> None:
         with opened(source) as (system, root):
             for each in mine:
                 (path / each).parent.mkdir(parents=True, exist_ok=True)
-                with system.open(f"{root}/{each}", "rb") as origin, (path / each).open("wb") as sink:
+                try:
+                    origin = system.open(f"{root}/{each}", "rb")
+                except FileNotFoundError:
+                    spoiled.append(f"rank {group.rank}: {source}/{each} is not there")
+                    continue
+                with origin, (path / each).open("wb") as sink:
                     total = _pump(origin, sink)
                 if total != known.files[each].sha256:
-                    raise OSError(f"{source}/{each} is not what was committed (SHA-256 {total[:12]})")
+                    said = f"{source}/{each} is not what was committed (SHA-256 {total[:12]})"
+                    spoiled.append(f"rank {group.rank}: {said}")
 
-    if errors := _on_all(copy, group):
-        raise ToolkitError(f"{source} could not be fetched: {'; '.join(errors)}", remedy="the one before it is taken")
+    errors = _on_all(copy, group)
+    if wrong := [text for part in group.share(spoiled) for text in part]:
+        raise ToolkitError(f"{source} could not be fetched: {'; '.join(wrong)}", remedy="the one before it is taken")
+    if errors:
+        raise Unreachable(
+            f"{source} could not be fetched: {'; '.join(errors)}",
+            remedy=f"it may be whole: look whether it can be reached and {directory} has room, then start again",
+        )
     checkpoint.commit(path, manifest.flat(known), group)
     return path
 
