@@ -1,7 +1,7 @@
 """Warnings of the libraries that say nothing about a run and that its user cannot act on: not shown, in no process.
 
 Every rank would say them at every start. What is silenced is named here by how it begins; all others are shown. A child
-that begins as a fresh interpreter (Megatron starts some for its saves) knows of it by ``PYTHONWARNINGS``.
+that begins as a fresh interpreter (:mod:`recipes.processes`) knows of it by ``PYTHONWARNINGS``.
 """
 
 from __future__ import annotations

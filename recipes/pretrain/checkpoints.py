@@ -20,7 +20,7 @@ from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyPara
 
 from recipes import continuity, ranks
 from recipes import resume as runs
-from recipes.pretrain import moving, random_states, results_queue
+from recipes.pretrain import moving, random_states, writers
 from recipes.pretrain.model import Built
 from toolkit.errors import ToolkitError
 from toolkit.plan import Plan
@@ -34,11 +34,12 @@ def write(plan: Plan, target: Path, built: Built, step: int, background: bool = 
     memory, for a queue to write out; else None, and all is written.
     """
     whole_parameters(built)
-    results_queue.start()
+    writers.install()
     strategy = save_strategy()
-    return dist_checkpointing.save(
+    request = dist_checkpointing.save(
         _state(plan, built, step), str(target), strategy, None, async_sharded_save=background
     )
+    return writers.in_background(request) if background else None
 
 
 def zero_moments(built: Built) -> None:

@@ -6,12 +6,10 @@ import os
 import time
 from typing import Any
 
-from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
-
 from recipes import program
-from recipes.pretrain import train
+from recipes.pretrain import train, writers
 
-write = FileSystemWriterAsync.write_preloaded_data_multiproc
+write = writers._write_all
 
 
 def slowly(*positional: Any, **keywords: Any) -> Any:
@@ -21,5 +19,5 @@ def slowly(*positional: Any, **keywords: Any) -> Any:
 
 
 if __name__ == "__main__":
-    FileSystemWriterAsync.write_preloaded_data_multiproc = staticmethod(slowly)
+    writers._write_all = slowly
     program.leave(train.main())
