@@ -221,3 +221,15 @@ def test_prune_deletes_no_good_one_for_newer_ones_that_are_damaged(tmp_path: Pat
         (tmp_path / f"checkpoint-{step}" / "weights").write_text("wrong")
     assert call("prune", tmp_path, "--keep", 1).output == "deleted checkpoint-1\n"
     assert call("latest", tmp_path).stdout == f"{tmp_path}/checkpoint-2\n"
+
+
+def test_a_deletion_that_was_killed_is_ended_by_the_next_and_is_in_the_way_of_none(cut: Path) -> None:
+    """A run has made the step again since; what was left of it is listed nowhere."""
+    for name in ("global_step380", "global_step7"):
+        rest = cut / f".deleting-{name}"
+        rest.mkdir()
+        (rest / "half").write_bytes(b"x")
+    call("prune", cut, "--keep", 1, "--dry-run")
+    assert len(list(cut.glob(".deleting-*"))) == 2
+    assert call("prune", cut, "--keep", 1).output == "deleted global_step380\n"
+    assert list(cut.glob(".deleting-*")) == [] and not (cut / "global_step380").exists()

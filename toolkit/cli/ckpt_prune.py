@@ -47,6 +47,8 @@ def command(directory: str, keep: int, keep_every: int, broken: bool, dry_run: b
         gone += [each for each, good in states if not (good or each.name in later) and each.step < valid[-1].step]
     for each in gone if not dry_run else ():
         each.discard() if isinstance(each, Remote) else founds.discard(each)
+    if not dry_run and not storage.is_url(directory):
+        founds.discard_rest(Path(directory))
     names = [each.name for each in gone]
     if as_json:
         stay = [each.name for each in found if each.name not in names]

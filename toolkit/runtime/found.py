@@ -9,7 +9,9 @@ torch           a folder with .metadata and *.distcp         none
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -27,6 +29,7 @@ ITERATION = re.compile(r"iter_(\d+)")
 TAG = re.compile(r"global_?step_?(\d+)")
 NUMBER = re.compile(r"(\d+)")
 STAGING = re.compile(r"tmp-checkpoint-\d+")  # transformers before 4.42 writes there first
+DELETING = ".deleting-"
 SET_ASIDE = re.compile(r"incomplete-\d+.*|\..*")
 
 
@@ -192,14 +195,23 @@ def held(file: Path) -> str | None:
         return None
 
 
+def discard_rest(directory: Path) -> None:
+    """Delete what kills in the middle of a deletion have left, which is listed nowhere and takes room."""
+    for path in directory.glob(f"{DELETING}*"):
+        with contextlib.suppress(OSError):  # the next one may
+            durable.remove_tree(path)
+
+
 def discard(found: Found) -> None:
     """Delete a checkpoint so that what is left after a kill does not look like one, or raise ToolkitError."""
     try:
         if found.kind == "toolkit":
             checkpoint.discard(found.path)
             return
-        doomed = durable.rename(found.path, found.path.with_name(f".deleting-{found.name}"))
-        shutil.rmtree(doomed)
+        doomed = found.path.with_name(f"{DELETING}{found.name}")
+        if os.path.lexists(doomed):  # what a kill has left of another of this name
+            durable.remove_tree(doomed)
+        shutil.rmtree(durable.rename(found.path, doomed))
     except OSError as error:
         raise ToolkitError(
             f"cannot delete {folders.shown(found.path)}: {reason(error)}",
