@@ -64,6 +64,44 @@ def test_asked_to_stop_in_other_ways(cluster, tmp_path):
         assert f"stop requested: 1, result: stopped, saved: step {0 if name == 'USR1' else 7}" in said
 
 
+def test_cancelled_it_lets_the_directory_go(cluster, tmp_path):
+    """Its own handler of SIGTERM does not keep it from that."""
+    number = waiting_job(cluster, tmp_path)
+    until((tmp_path / "began").exists)
+    assert list((tmp_path / "plan" / "run").glob(".job*"))
+    cluster.run("scancel", number)
+    job = cluster.wait(number)
+    assert job["JobState"] == "CANCELLED", slurm.output(job)
+    until(lambda: not list((tmp_path / "plan" / "run").glob(".job*")))
+
+
+# instead of the check before the start
+BAD_NODE = """#!/bin/bash
+words="$* "
+id=${words##*--run-id }
+if [ "$SLURM_PROCID" = 0 ]; then
+  printf '{"run_id": "%s", "bad_nodes": ["n2"]}' "${id%% *}" >plan/run/preflight.json
+fi
+exit 76
+"""
+
+
+def test_a_bad_node_without_which_there_are_not_enough(cluster, tmp_path):
+    """Slurm would hold the job for ever; it goes on, up to the limit of starts, and says so."""
+    jobs = []
+    for nodes, asked in ((2, ("--nodelist=n[1-2]",)), (4, ())):
+        folder = tmp_path / str(nodes)
+        jobs.append(waiting_job(cluster, folder, "--hold", "--export=ALL,MAX_NO_PROGRESS=1", *asked, nodes=nodes))
+        for name in ("torchrun", "python3"):
+            (folder / "bin" / name).write_text(BAD_NODE)
+        cluster.run("scontrol", "release", jobs[-1])
+    for number in jobs:
+        job = cluster.wait(number)
+        said = slurm.output(job)
+        assert job["JobState"] == "FAILED" and "note: n2 cannot be left out: Slurm has no other nodes" in said, said
+        assert job["Restarts"] == "1" and "not started again: the same in 1 more starts" in said, said
+
+
 def test_one_task_of_an_array_is_requeued_without_the_others(cluster, tmp_path):
     array = waiting_job(cluster, tmp_path, "--array=0-1", "--output=%a.out")
     until(lambda: (tmp_path / "began0").exists() and (tmp_path / "began1").exists())

@@ -75,6 +75,22 @@ ask_slurm() {
 # srun gives up at once where it does not answer.
 await_controller() { ask_slurm show job -o "$SLURM_JOB_ID" >/dev/null || true; }
 
+# Whether Slurm has nodes enough for this job without some ($2): if not, it would hold the job (BadConstraints), and not
+# let it go when they are repaired. $1: what it says of the job. Left out: GPUs, features and memory, reservations.
+enough_without() {
+  local asked partition without list left
+  asked=${1##* ReqNodeList=} partition=${1##* Partition=}
+  asked=${asked%% *} partition=${partition%% *}
+  without=$(scontrol show hostnames "$2") || return 0
+  case $asked in
+    '(null)' | *=*) ;;
+    *) if scontrol show hostnames "$asked" | grep -cxF -- "$without" >/dev/null; then return 1; fi ;;
+  esac
+  list=$(sinfo -h -p "$partition" -o %N 2>/dev/null) || return 0
+  left=$(for list in $list; do scontrol show hostnames "$list"; done | sort -u | grep -vcxF -- "$without") || true
+  [ "${left:-0}" -ge "$nodes" ]
+}
+
 # Ends this script, at the latest when Slurm kills it. Slurm lets the owner of a job exclude nodes only while
 # the job waits, which it does from the requeue on, when this script still has some seconds.
 requeue_without() {
@@ -82,7 +98,6 @@ requeue_without() {
   if [ "$restart" -ge "$max_requeues" ]; then
     give_up "$restart restarts are enough (MAX_REQUEUES=$max_requeues)${cause:+; $cause}"
   fi
-  remember "requeue${1:+ without $1}"
   record=$(ask_slurm show job -o "$SLURM_JOB_ID") || give_up "Slurm does not tell of this job"
   # the other lines are those of its array, which has the number of one of its jobs
   record=$(printf '%s\n' "$record" | grep "^JobId=$SLURM_JOB_ID ") || true
@@ -93,6 +108,12 @@ requeue_without() {
   before=${record##* ExcNodeList=} before=${before%% *}
   case $before in '(null)' | '' | *=*) before= ;; esac
   nodes_excluded=${before:+$before,}${1// /,}
+  if [ -n "$1" ] && ! enough_without "$record" "$nodes_excluded"; then
+    echo "note: $1 cannot be left out: Slurm has no other nodes for this job; drain and repair it, or submit the job" \
+      "for others" >&2
+    set -- ''
+  fi
+  remember "requeue${1:+ without $1}"
   trap '' TERM
   if [ -n "$1" ]; then echo "requeue without $1: $cause"; else echo "requeue${cause:+: $cause}"; fi
   ask_slurm requeue "$this" || give_up "Slurm refuses to requeue this job"
@@ -120,8 +141,8 @@ end_or_stop() {
   if [ "$(state_of "$SLURM_JOB_ID" /)" = RUNNING ]; then
     request_stop
   else
-    trap - TERM
-    kill -TERM $$
+    trap '' TERM                                         # it may come again, while the directory is let go
+    exit 143
   fi
 }
 trap end_or_stop TERM
