@@ -225,6 +225,7 @@ def test_prune_deletes_no_good_one_for_newer_ones_that_are_damaged(tmp_path: Pat
 
 def test_a_deletion_that_was_killed_is_ended_by_the_next_and_is_in_the_way_of_none(cut: Path) -> None:
     """A run has made the step again since; what was left of it is listed nowhere."""
+    deepspeed(cut / "global_step380")
     for name in ("global_step380", "global_step7"):
         rest = cut / f".deleting-{name}"
         rest.mkdir()
