@@ -9,7 +9,7 @@ import pytest
 
 from toolkit.cli.preflight import _tell
 from toolkit.runtime import checkpoint
-from toolkit.runtime.preflight import probe, result, storage
+from toolkit.runtime.preflight import alone, probe, result, storage
 from toolkit.runtime.preflight.request import Request
 from toolkit.runtime.preflight.run import run
 from toolkit.runtime.preflight.storage import StorageFacts
@@ -80,6 +80,17 @@ def test_the_first_nodes_folder_is_told_from_another(tmp_path: Path, monkeypatch
     assert not storage.sees_first(asked)
     storage.token_file(asked).touch()
     assert storage.sees_first(asked)
+
+
+@pytest.mark.parametrize("run_id", ["project/7", "../../evil", "x" * 300, "a\nb", ""])
+def test_a_name_of_the_start_need_not_be_one_of_a_file(tmp_path: Path, run_id: str) -> None:
+    """``--run-id`` is any text; what an earlier start has left may be a folder."""
+    asked = msgspec.structs.replace(request(1.0, 1.0, tmp_path), run_id=run_id)
+    (tmp_path / storage.FOLDER / "left").mkdir(parents=True)
+    alone.prepare(asked)
+    assert storage.sees_first(asked)
+    assert [path.parent for path in tmp_path.rglob("token-*")] == [tmp_path / storage.FOLDER]
+    assert storage.token_file(asked) != storage.token_file(msgspec.structs.replace(asked, run_id=f"{run_id}2"))
 
 
 def test_checkpoints_that_are_there_need_no_more_room(tmp_path: Path) -> None:

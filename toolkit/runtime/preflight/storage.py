@@ -16,6 +16,7 @@ no portable call tells. :mod:`toolkit.runtime.preflight.folder` says why a folde
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import time
 from collections.abc import Iterator
@@ -52,8 +53,9 @@ class StorageFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def token_file(request: Request) -> Path:
-    """What the first node writes and the others must see; its name is new for each start."""
-    return Path(request.output_directory) / FOLDER / f"token-{request.run_id}"
+    """What the first node writes and the others must see; its name is new for each start, whatever that is called."""
+    name = hashlib.sha256(request.run_id.encode(errors="surrogateescape")).hexdigest()[:16]
+    return Path(request.output_directory) / FOLDER / f"token-{name}"
 
 
 def facts(request: Request, node: int) -> StorageFacts:
