@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from recipes.finetune import checks, fsdp_on_cpu
+from recipes.finetune import checks, compiled, fsdp_on_cpu
 from toolkit.errors import ToolkitError
 from toolkit.plan import Plan
 from toolkit.runtime.telemetry import wandb_reporting
@@ -57,6 +57,8 @@ def prepare(plan: Plan) -> None:
             f"the plan is for {plan.cluster.accelerator.name}, torch finds no GPU on this machine",
             remedy="start it on such a machine, or plan for this one with --cluster local-cpu",
         )
+    if plan.strategy.framework == "deepspeed":
+        compiled.locks_end_with_their_process()
     if plan.strategy.framework == "fsdp" and checks.is_cpu(plan):
         fsdp_on_cpu.switch_on()
     if plan.strategy.framework == "deepspeed" and checks.is_cpu(plan):
