@@ -141,6 +141,7 @@ def test_a_step_has_the_cores_of_the_smallest_node(cluster: FakeCluster) -> None
 def test_what_the_whole_job_was_asked_for_does_not_reach_the_steps(cluster: FakeCluster) -> None:
     """srun takes these variables for options; those of direct srun are in the order of the nodes."""
     asked = {"SLURM_GPUS_PER_TASK": "1", "SLURM_NTASKS_PER_GPU": "1", "SLURM_GPU_BIND": "single:1", "SLURM_GPUS": "16"}
+    asked |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "of another run", "PET_NO_PYTHON": "1"}
     done = cluster.run(written(cluster, of_gpus(8)), **asked)
     assert done.returncode == 0 and not asked.keys() & cluster.seen_environment().keys()
     text = slurm.batch_script(of_gpus(8), script.files_of(of_gpus(8), "plan"), "srun")

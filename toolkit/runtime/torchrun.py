@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 REFUSED = 2  # exit code of the programs for inputs that cannot be right, which they have told
 REQUESTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 AT_ONCE = 3  # the Ctrl-C that no longer waits
+DEFAULTS = "PET_"  # what a shell carries of torch's launcher, which takes it for what no argument says
 GOES_ON = "the same command goes on from the newest checkpoint"
 NOISE = (
     *("Sending process", "failed (exitcode", "Received %s death signal", "Got termination signal"),
@@ -135,6 +136,8 @@ def main(argv: list[str]) -> int:
     screen.keep()
     folder, *words = argv
     native_log.errors_only()
+    for name in [name for name in os.environ if name.startswith(DEFAULTS)]:
+        del os.environ[name]
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing import SignalException, api
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

@@ -28,6 +28,8 @@ unset SLURM_GPUS SLURM_GPUS_PER_TASK SLURM_GPUS_PER_SOCKET SLURM_GPU_BIND SLURM_
   SLURM_OVERLAP SLURM_NO_KILL SLURM_IMMEDIATE SLURM_TIMELIMIT SLURM_WAIT SLURM_TEST_EXEC SLURM_WORKING_DIR \
   SLURM_REMOTE_CWD SLURM_STDINMODE SLURM_STDOUTMODE SLURM_STDERRMODE SLURM_CONSTRAINT SLURM_HET_SIZE
 case ${SLURM_CPU_BIND:-}${SLURM_MEM_BIND:-} in *mask_* | *map_*) unset SLURM_CPU_BIND SLURM_MEM_BIND ;; esac  # a step's
+# Of a run that has submitted this job: its launcher's place, where rank 0 would wait for itself, and its defaults.
+for name in "${!TORCHELASTIC_@}" "${!PET_@}"; do unset "$name"; done
 cores=$SLURM_CPUS_ON_NODE                                # of the node that has the fewest
 each=${SLURM_JOB_CPUS_PER_NODE:-}                        # 96(x2),64
 for count in ${each//,/ }; do
