@@ -476,6 +476,17 @@ def test_an_srun_that_does_not_end_after_the_attempt_is_ended(cluster: FakeClust
     assert [line["then"] for line in restarts(cluster)] == ["requeue"]
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_an_srun_that_does_not_end_after_the_check_is_ended(cluster: FakeCluster, told: bool) -> None:
+    """The same before an attempt, where the script waited until the time limit."""
+    write = 'printf \'{"run_id": "%s-0", "exit_code": 0}\' "$SLURM_JOB_ID" >plan/run/preflight.json\n' if told else ""
+    (cluster.directory / "check").write_text(f"{write}exec sleep 20 >/dev/null 2>&1")
+    done = run(cluster, "finish", STEP_END_SECONDS="1", CHECK_SECONDS="100" if told else "1")
+    assert done.returncode == 0 and requeued(cluster), done.stderr
+    assert "requeue: srun did not end after the nodes had been checked" in done.stdout
+    assert "start: " not in done.stdout and [line["then"] for line in restarts(cluster)] == ["requeue"]
+
+
 AWAY = 'if [ "$node" = 0 ]; then touch "$RECORD/../away"; fi\n'  # the next question to Slurm's controller fails
 
 

@@ -159,10 +159,18 @@ await_step() {
   srun_pid=
 }
 
+# What the check named $1 has found, without spaces and quotes; nothing of an earlier one.
+verdict_of() {
+  local said
+  said=$(tr -d ' \n"' 2>/dev/null <"$output_directory/preflight.json") || return 0
+  case $said in *"run_id:$1,"*) printf '%s\n' "$said" ;; esac
+}
+
 # In 22.05 srun waits for ever for a node whose slurmstepd was killed, though no process of the step is there any more:
-# it is ended so many seconds after the attempt has told how it ended. Ages are differences of times of the file server.
+# it is ended so many seconds after its end was told, in outcome.json, or for the check named $2 in preflight.json, and
+# a check also where it has told nothing for far longer than it takes. Ages are differences of the file server's times.
 end_stuck_step() (
-  local patience told pause=''
+  local patience since=$SECONDS word told pause=''
   trap '' USR1 USR2
   trap 'kill "$pause"; exit' TERM
   patience=${STEP_END_SECONDS:-$((2 * stop_seconds + 60))}
@@ -170,8 +178,16 @@ end_stuck_step() (
     sleep $((patience < 15 ? patience : 15)) &
     pause=$!
     wait "$pause"
-    if [ -n "$(outcome_of state)" ] && touch -- "$attempt_folder/now" &&
-      told=$(stat -c %Y -- "$output_directory/outcome.json"); then
+    word=''
+    if [ -z "${2:-}" ]; then
+      if [ -n "$(outcome_of state)" ]; then word=outcome.json; fi
+    elif [ -n "$(verdict_of "$2")" ]; then
+      word=preflight.json
+    elif [ $((SECONDS - since)) -ge "${CHECK_SECONDS:-3000}" ]; then
+      : >"$attempt_folder/stuck"
+      kill -KILL "$1"
+    fi
+    if [ -n "$word" ] && touch -- "$attempt_folder/now" && told=$(stat -c %Y -- "$output_directory/$word"); then
       if [ $(($(stat -c %Y -- "$attempt_folder/now") - told)) -lt "$patience" ]; then continue; fi
       : >"$attempt_folder/stuck"
       kill -KILL "$1"
@@ -179,8 +195,17 @@ end_stuck_step() (
   done
 )
 
+# For the step in the background that was started last. $1: the name of the check, where it is one.
+await_watched_step() {
+  local started=$! watcher
+  end_stuck_step "$started" "$@" </dev/null >/dev/null 2>&1 &
+  watcher=$!
+  disown "$watcher"                                      # older bash tells of its end, as of a fault
+  await_step "$started"
+  kill "$watcher" 2>/dev/null || true
+}
+
 run_attempt() {
-  local started watcher
   echo "start: job $SLURM_JOB_ID restart $restart attempt $attempt, $nodes x $processes_per_node =" \
     "$planned_processes processes of $program with $launcher"
   echo "nodes: ${hosts//$'\n'/ } rendezvous: $meeting:$port output: $output_directory"
@@ -189,12 +214,7 @@ run_attempt() {
   if [ "$stop_requested" = 1 ]; then return; fi
   "${step[@]}" "${container_options[@]}" \
     bash -c "$on_each_node" on_each_node "$launcher" "$gpus_per_node" "${launch[@]}" &
-  started=$!
-  end_stuck_step "$started" </dev/null >/dev/null 2>&1 &
-  watcher=$!
-  disown "$watcher"                                      # older bash tells of its end, as of a fault
-  await_step "$started"
-  kill "$watcher" 2>/dev/null || true
+  await_watched_step
 }
 
 # Before each attempt: what ended the last one may be a node that has gone bad. Exit code 76: preflight.json names bad
@@ -209,14 +229,14 @@ check_nodes() {
   check+=(--run-id "$id" --rendezvous "$meeting:$port")
   if [ "${#hosts}" -lt 100000 ]; then check+=(--hosts "${hosts//$'\n'/,}"); fi        # one word has at most 128 KiB
   "${everywhere[@]}" "${container_options[@]}" "${in_container[@]}" "${check[@]}" &
-  await_step
+  await_watched_step "$id"
   keep_folder
   if [ "$rc" = 0 ] || [ "$stop_requested" = 1 ]; then return; fi
   step_saved=$(saved_step) code=$rc result=preflight culprits='' cause="toolkit preflight returned $rc, see above"
+  if [ -e "$attempt_folder/stuck" ]; then cause="srun did not end after the nodes had been checked"; fi
   case $rc in
     76)
-      text=$(tr -d ' \n"' 2>/dev/null <"$output_directory/preflight.json" || true)
-      case $text in *"run_id:$id,"*) ;; *) text= ;; esac               # of an earlier start
+      text=$(verdict_of "$id")
       if [[ $text =~ bad_nodes:\[([^]]+)\] ]]; then culprits=${BASH_REMATCH[1]//,/ }; fi
       if [ -z "$culprits" ]; then give_up "$cause, and does not name a node"; fi
       cause="toolkit preflight names $culprits, see above" ;;
