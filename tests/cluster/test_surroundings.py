@@ -102,6 +102,25 @@ def test_a_bad_node_without_which_there_are_not_enough(cluster, tmp_path):
         assert job["Restarts"] == "1" and "not started again: the same in 1 more starts" in said, said
 
 
+# instead of the check; the second node's own part of Slurm is killed when its work is done
+WITHOUT_ITS_DAEMON = """#!/bin/bash
+words="$* "
+id=${words##*--run-id }
+case $* in *"-m toolkit preflight"*) ;; *) touch plan/run/FINISHED; exit 0 ;; esac
+if [ "$SLURM_PROCID" = 0 ]; then printf '{"run_id": "%s", "bad_nodes": []}' "${id%% *}" >plan/run/preflight.json
+elif [ "${SLURM_RESTART_COUNT:-0}" = 0 ]; then kill -9 $PPID; fi
+"""
+
+
+def test_a_slurmstepd_is_killed_while_the_nodes_are_checked(cluster, tmp_path):
+    """srun waits for that node for ever, though all are checked."""
+    number = waiting_job(cluster, tmp_path, "--hold", "--export=ALL,STEP_END_SECONDS=2")
+    for name in ("torchrun", "python3"):
+        (tmp_path / "bin" / name).write_text(WITHOUT_ITS_DAEMON)
+    cluster.run("scontrol", "release", number)
+    assert "requeue: srun did not end after the nodes had been checked" in goes_on(cluster, number)
+
+
 def test_one_task_of_an_array_is_requeued_without_the_others(cluster, tmp_path):
     array = waiting_job(cluster, tmp_path, "--array=0-1", "--output=%a.out")
     until(lambda: (tmp_path / "began0").exists() and (tmp_path / "began1").exists())
