@@ -62,7 +62,8 @@ def one_run(
             cluster.run("scancel", soak.chain.number, check=False)
     chain = soak.chain
     problems = soak.problems + sameness.differences(folder, chain.output, known[name])
-    problems += [f"left running: {words}" for words in chain.nothing_left(timeout=30)]
+    # a torchrun whose slurmstepd was killed is not ended with the job: it waits 300 s for the others at torch's barrier
+    problems += [f"left running: {words}" for words in chain.nothing_left(timeout=330)]
     bad = bool(problems) or any(row.problems for row in soak.rows)
     told = {"seed": seed, "run": number, "recipe": name, "launcher": launcher, "small": small, "faults": len(soak.rows)}
     with (out / f"runs-{seed}.jsonl").open("a") as file:
