@@ -29,7 +29,7 @@ def _lines(folder: Path, name: str) -> list[dict]:
 def table(faults: list[dict], by: str = "kind") -> str:
     """Markdown. Seconds: median and largest. ``back`` is of those that were not hit again before they were back."""
     what = "fault" if by == "kind" else by
-    head = f"| {what} | injected | noticed after s | back after s | steps done again: mean, most | in runs with a problem |"
+    head = f"| {what} | injected | noticed after s | back after s | steps done again: mean, most | in bad runs |"
     lines = [head, "|---|---:|---:|---:|---:|---:|"]
     names = sorted({row[by] for row in faults}, key=lambda name: (-sum(row[by] == name for row in faults), name))
     for name in [*names, None]:
