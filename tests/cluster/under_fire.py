@@ -14,7 +14,7 @@ from tests.cluster.moments import EVAL_STEPS, SAVE_STEPS, STEPS, TooLate
 from tests.cluster.process_faults import NotNow
 from tests.cluster.random_faults import KINDS, Kind
 
-NOTICED_IN = 400  # seconds: nodes wait 120 s for one whose check does not come, scripts 300 s for an srun that is stuck
+NOTICED_IN = 500  # seconds: nodes wait 120 s for one whose check does not come, scripts 300 s for an srun that is stuck
 HANGS = ("--hang-after", "8", "--hang-at-most", "20", "--start-limit", "120")
 ARGUMENTS = ("--save-steps", str(SAVE_STEPS), "--eval-steps", str(EVAL_STEPS), *HANGS)
 
