@@ -170,7 +170,7 @@ verdict_of() {
 # it is ended so many seconds after its end was told, in outcome.json, or for the check named $2 in preflight.json, and
 # a check also where it has told nothing for far longer than it takes. Ages are differences of the file server's times.
 end_stuck_step() (
-  local patience since=$SECONDS word told pause=''
+  local patience since=$SECONDS word said limit told pause=''
   trap '' USR1 USR2
   trap 'kill "$pause"; exit' TERM
   patience=${STEP_END_SECONDS:-$((2 * stop_seconds + 60))}
@@ -178,20 +178,16 @@ end_stuck_step() (
     sleep $((patience < 15 ? patience : 15)) &
     pause=$!
     wait "$pause"
-    word=''
-    if [ -z "${2:-}" ]; then
-      if [ -n "$(outcome_of state)" ]; then word=outcome.json; fi
-    elif [ -n "$(verdict_of "$2")" ]; then
-      word=preflight.json
-    elif [ $((SECONDS - since)) -ge "${CHECK_SECONDS:-3000}" ]; then
-      : >"$attempt_folder/stuck"
-      kill -KILL "$1"
-    fi
-    if [ -n "$word" ] && touch -- "$attempt_folder/now" && told=$(stat -c %Y -- "$output_directory/$word"); then
+    word=outcome.json said=$(outcome_of state) limit=''
+    if [ -n "${2:-}" ]; then word=preflight.json said=$(verdict_of "$2") limit=${CHECK_SECONDS:-3000}; fi
+    if [ -n "$said" ]; then
+      if ! { touch -- "$attempt_folder/now" && told=$(stat -c %Y -- "$output_directory/$word"); }; then continue; fi
       if [ $(($(stat -c %Y -- "$attempt_folder/now") - told)) -lt "$patience" ]; then continue; fi
-      : >"$attempt_folder/stuck"
-      kill -KILL "$1"
+    elif [ -z "$limit" ] || [ $((SECONDS - since)) -lt "$limit" ]; then
+      continue
     fi
+    : >"$attempt_folder/stuck"
+    kill -KILL "$1"
   done
 )
 
